@@ -1,0 +1,36 @@
+# Two commands are enough: `make run` and `make test`. The first call makes .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test demo lint format clean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+$(VENV)/installed: pyproject.toml requirements-dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements-dev.txt --editable '.[dev]'
+	touch $@
+
+run: $(VENV)/installed  ## the daemon, on an embedded PostgreSQL and the public relay
+	$(BIN)/letta-indexer run
+
+demo: $(VENV)/installed  ## a simulated network, indexed live, offline
+	$(BIN)/letta-indexer demo
+
+test: $(VENV)/installed  ## every test that this machine can run; what it can't is listed last
+	$(BIN)/pytest
+
+lint: $(VENV)/installed  ## style, format and types: zero findings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/installed  ## rewrite to the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

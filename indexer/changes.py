@@ -1,0 +1,69 @@
+"""From a commit that concerns us to the changes it makes: one for each record, as of the commit's last word on it.
+
+Blocks are found by the operation's CID, never by type, and hashed. What can't be used is set aside alone: the rest of
+the commit is still taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from indexer.car import Car
+from indexer.cbor import cid_text
+from indexer.errors import Rejected
+from indexer.lexicon import record_of, undecodable_record
+from indexer.model import Change, Commit, Operation, Reason, Record
+from indexer.syntax import parse_path, tid_micros
+
+MAX_KEY = 2_500  # bytes of did, space, collection and record key: a PostgreSQL index entry ends at 2,704
+FUTURE = 5 * 60 * 1_000_000  # microseconds that a rev may be ahead of our clock
+
+
+def check_rev(rev: str, now: int) -> None:
+    """Raise Rejected (bad_rev, future_rev) unless ``rev`` is a TID not over five minutes after ``now`` (µs)."""
+    micros = tid_micros(rev)
+    if micros is None:
+        raise Rejected(Reason.BAD_REV, "the rev is no TID")
+    if micros > now + FUTURE:
+        raise Rejected(Reason.FUTURE_REV, "the rev is over five minutes ahead")
+
+
+def changes_of(commit: Commit, car: Car, prefixes: tuple[str, ...]) -> Iterator[Change | Rejected]:
+    """The changes a commit makes under ``prefixes``, and a Rejected for each operation that can't be used.
+
+    Of several operations on one path only the last counts. A record whose bytes are right but can't be decoded is
+    both: a change (its block is kept) and a Rejected.
+    """
+    last = {op.path: op for op in commit.operations if op.path.startswith(prefixes)}
+    for op in last.values():
+        try:
+            yield from _change(commit, op, car)
+        except Rejected as rejected:
+            yield rejected
+
+
+def _change(commit: Commit, op: Operation, car: Car) -> Iterator[Change | Rejected]:
+    path = parse_path(op.path)
+    if path is None:
+        raise Rejected(Reason.BAD_PATH, "the path is no collection and record key")
+    collection, rkey = path
+    if len(commit.did) + len(op.path) > MAX_KEY:
+        raise Rejected(Reason.KEY_TOO_LONG, f"DID and path are {len(commit.did) + len(op.path)} bytes long")
+    if op.action == "delete":
+        yield Change(commit.did, "", collection, rkey, commit.rev, None, None)
+        return
+    if op.action not in ("create", "update"):
+        raise Rejected(Reason.UNKNOWN_ACTION, "an operation is neither create, update nor delete")
+    if op.cid is None:
+        raise Rejected(Reason.MALFORMED_FRAME, f"a {op.action} has no CID")
+    record, trouble = _record(collection, rkey, car.block(op.cid))
+    yield Change(commit.did, "", collection, rkey, commit.rev, cid_text(op.cid), record)
+    if trouble is not None:
+        yield trouble
+
+
+def _record(collection: str, rkey: str, block: bytes) -> tuple[Record, Rejected | None]:
+    try:
+        return record_of(collection, rkey, block), None
+    except Rejected as rejected:
+        return undecodable_record(block), rejected

@@ -1,0 +1,280 @@
+"""The commands: arguments in, words and exit codes out.
+
+Exit codes: 0 done; 1 something is stale, different or failed, as the command says; 2 usage or settings; 3 database
+or schema.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Coroutine
+from contextlib import aclosing
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import typer
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from indexer import __version__, logs
+from indexer.config import Settings
+from indexer.daemon import Daemon, open_source, opened_store
+from indexer.embedded import EmbeddedPostgres, binaries
+from indexer.errors import DatabaseError, EmbeddedError, IndexerError, SettingsError
+from indexer.flags import with_settings
+from indexer.sources.file import CaptureFile
+from indexer.sources.file import capture as write_capture
+from indexer.sources.follow import Follower
+from indexer.store import Summary
+from indexer.store.reports import to_json
+
+DONE, FOUND, USAGE, DATABASE = 0, 1, 2, 3
+DATABASE_SETTINGS = ("database_url", "data_dir", "log_level", "log_format")
+
+T = TypeVar("T")
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables")]
+
+app = typer.Typer(
+    name="letta-indexer",
+    help="A live SQL index of Letta agents on the AT Protocol, with every stale compiled prompt flagged and explained.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+database = typer.Typer(help="The database: create it, open it, find it.", no_args_is_help=True)
+app.add_typer(database, name="db")
+
+
+def main() -> None:
+    """Run the command line and exit with its code; errors of ours are one sentence on standard error."""
+    try:
+        app()
+    except IndexerError as error:
+        sys.stderr.write(f"letta-indexer: {error}\n")
+        sys.exit(exit_code(error))
+
+
+def exit_code(error: IndexerError) -> int:
+    """The exit code that an error stands for."""
+    if isinstance(error, SettingsError):
+        return USAGE
+    return DATABASE if isinstance(error, DatabaseError | EmbeddedError) else FOUND
+
+
+def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine to its end on uvloop."""
+    return uvloop.run(coroutine)
+
+
+def say(text: str) -> None:
+    """One line for people, at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        say(f"letta-indexer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and end")
+    ] = False,
+) -> None:
+    """A live SQL index of Letta agents on the AT Protocol."""
+
+
+@app.command()
+@with_settings()
+def run(settings: Settings) -> None:
+    """Follow the sources and keep the index. Without --database-url on an embedded PostgreSQL."""
+    _configure(settings)
+    failed = run_async(_run(settings))
+    if settings.once and failed:
+        raise typer.Exit(FOUND)
+
+
+async def _run(settings: Settings) -> list[str]:
+    async with opened_store(settings) as store:
+        daemon = Daemon(settings, store, announce=say)
+        await daemon.run()
+        return daemon.failed
+
+
+@app.command()
+@with_settings(*DATABASE_SETTINGS)
+def status(settings: Settings, json: AsJson = False) -> None:
+    """Sources and their lag, repositories, records, prompts by freshness, what was set aside."""
+    _configure(settings)
+    summary = run_async(_summary(settings))
+    if json:
+        say(summary.as_json())
+    else:
+        _print_summary(summary)
+
+
+async def _summary(settings: Settings) -> Summary:
+    async with opened_store(settings) as store:
+        return await store.summary()
+
+
+def _print_summary(summary: Summary) -> None:
+    console = Console()
+    for title, rows in (
+        ("Sources", summary.sources),
+        ("Repositories", summary.repos),
+        ("Records", summary.records),
+        ("Compiled prompts", summary.prompts),
+        ("Set aside", summary.dead_letters),
+        ("Integrity issues", summary.issues),
+    ):
+        if rows:
+            console.print(_table(title, rows))
+        else:
+            console.print(f"{title}: none")
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in rows[0]:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(logs.printable("" if value is None else str(value)) for value in row.values()))
+    return table
+
+
+@app.command()
+@with_settings(*DATABASE_SETTINGS)
+def stale(
+    settings: Settings,
+    json: AsJson = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="End with 1 if any prompt is stale")] = False,
+) -> None:
+    """List the stale prompts: what changed, since when, and which record says so."""
+    _configure(settings)
+    rows = run_async(_stale(settings))
+    if json:
+        say(to_json(rows))
+    elif rows:
+        Console().print(_table("Stale prompts", [_for_people(row) for row in rows]))
+    else:
+        say("no stale prompts")
+    if exit_code and rows:
+        raise typer.Exit(FOUND)
+
+
+async def _stale(settings: Settings) -> list[dict[str, Any]]:
+    async with opened_store(settings) as store:
+        return await store.stale()
+
+
+def _for_people(row: dict[str, Any]) -> dict[str, Any]:
+    evidence = "\n".join(
+        f"{fact['reason']}: {fact['record']} has {fact['expected'] or 'none'}, the prompt {fact['found'] or 'none'}"
+        for fact in row["evidence"]
+    )
+    return {**row, "stale_reasons": ", ".join(row["stale_reasons"]), "evidence": evidence}
+
+
+@app.command()
+@with_settings("source", "relay_url", "cursor", "idle_timeout", "log_level", "log_format")
+def capture(
+    settings: Settings,
+    file: Annotated[Path, typer.Argument(help="The file to write; it must not exist")],
+    limit: Annotated[int | None, typer.Option(min=1, help="End after this many frames")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, help="End after this many seconds")] = None,
+) -> None:
+    """Record the frames of one source to a file that `--source file:PATH` replays."""
+    _configure(settings)
+    if len(settings.sources) != 1:
+        raise SettingsError("--source: capture records one source at a time")
+    count = run_async(_capture(settings, file, limit, seconds))
+    say(f"{count} frames in {file}")
+
+
+async def _capture(settings: Settings, file: Path, limit: int | None, seconds: float | None) -> int:
+    source = await open_source(settings.sources[0], settings)
+    with CaptureFile(file) as recording:
+        follower = Follower(source, resume_from=lambda: settings.cursor.get(source.key))
+        try:
+            async with aclosing(follower.items()) as items:
+                return await write_capture(items, recording, limit=limit, seconds=seconds)
+        except asyncio.CancelledError:  # ctrl-C: what was written is whole
+            return recording.count
+
+
+@database.command("init")
+@with_settings(*DATABASE_SETTINGS)
+def initialize(settings: Settings) -> None:
+    """Create the schema, also beside other tables. Does nothing where it is there."""
+    _configure(settings)
+    say("schema created" if run_async(_initialize(settings)) else "the schema is there already")
+
+
+async def _initialize(settings: Settings) -> bool:
+    async with opened_store(settings) as store:
+        return await store.initialize()
+
+
+@database.command()
+@with_settings(*DATABASE_SETTINGS)
+def url(settings: Settings) -> None:
+    """Print the database's URL (it may hold a password). An embedded server has to be running."""
+    _configure(settings)
+    if settings.database_url is not None:
+        say(settings.database_url.get_secret_value())
+    else:
+        say(EmbeddedPostgres(settings.data_dir).dsn)
+
+
+@database.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@with_settings(*DATABASE_SETTINGS)
+def psql(settings: Settings, arguments: Annotated[list[str] | None, typer.Argument(help="Passed to psql")] = None) -> None:
+    """Open psql on the database; arguments after -- are psql's own."""
+    _configure(settings)
+    raise typer.Exit(run_async(_psql(settings, arguments or [])))
+
+
+async def _psql(settings: Settings, arguments: list[str]) -> int:
+    if settings.database_url is not None:
+        return await _call_psql("psql", settings.database_url.get_secret_value(), arguments)
+    embedded = EmbeddedPostgres(settings.data_dir)
+    try:
+        dsn = await embedded.start()
+        return await _call_psql(str(binaries() / "psql"), dsn, arguments)
+    finally:
+        await embedded.stop()
+
+
+async def _call_psql(program: str, dsn: str, arguments: list[str]) -> int:
+    """Run psql on a database; the URL goes in by the environment, where other users don't see it."""
+    try:
+        process = await asyncio.create_subprocess_exec(program, *arguments, env={**os.environ, **connection_variables(dsn)})
+    except FileNotFoundError:
+        raise EmbeddedError(f"{program} is not installed: install PostgreSQL's client programs") from None
+    return await process.wait()
+
+
+def connection_variables(dsn: str) -> dict[str, str]:
+    """What libpq reads from the environment in place of a connection URL."""
+    parts = urlsplit(dsn)
+    found = {
+        "host": parts.hostname,
+        "port": str(parts.port) if parts.port else None,
+        "user": unquote(parts.username or ""),
+        "password": unquote(parts.password or ""),
+        "database": unquote(parts.path.lstrip("/")),
+        **dict(parse_qsl(parts.query)),
+    }
+    return {f"PG{name.upper()}": value for name, value in found.items() if value}
+
+
+def _configure(settings: Settings) -> None:
+    logs.configure(settings.log_level, settings.log_format, sys.stderr)

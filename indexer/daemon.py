@@ -1,0 +1,255 @@
+"""The daemon: builds the parts, starts every task in one group, ends them in order.
+
+Sources stop first, then what they gave is committed, then the database is left, so that a stop loses nothing that
+was read. Only here are tasks started and signals handled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from datetime import datetime, timedelta
+from time import time
+
+import structlog
+
+from indexer.config import Settings
+from indexer.embedded import EmbeddedPostgres
+from indexer.errors import DatabaseUnavailable, SourceBroken
+from indexer.http import HttpServer
+from indexer.metrics import Metrics
+from indexer.pipeline import Intake, Pipeline, utc_now
+from indexer.route import Router
+from indexer.sources.address import FileAddress, parse_source_url
+from indexer.sources.base import Chunk, Source, State, Status
+from indexer.sources.file import FileSource
+from indexer.sources.firehose import FirehoseSource
+from indexer.sources.follow import Follower
+from indexer.store import Limits, Store
+from indexer.syntax import CollectionFilter, parse_instant
+
+ONCE_ATTEMPTS = 3  # connections tried under --once before a source counts as failed
+ONCE_SILENCE = 3.0  # seconds without a frame after which a source counts as caught up under --once
+STOP_SECONDS = 8.0  # to commit what was read, at the end
+COUNT_INTERVAL = 15.0  # seconds between readings of the gauges
+
+_log = structlog.stdlib.get_logger("indexer.daemon")
+
+
+def limits_of(settings: Settings) -> Limits:
+    """The store's bounds out of the settings."""
+    return Limits(
+        quota_rows=settings.quota_rows,
+        quota_bytes=settings.quota_bytes,
+        letter_rows=settings.dead_letter_rows,
+        letter_bytes=settings.dead_letter_bytes,
+        letter_age=timedelta(seconds=settings.dead_letter_age),
+        keep_content=settings.keep_history == "content",
+    )
+
+
+@asynccontextmanager
+async def opened_store(settings: Settings) -> AsyncIterator[Store]:
+    """The store of these settings, its schema checked or created; the embedded server runs as long.
+
+    Raises SchemaError, EmbeddedError, or DatabaseUnavailable if the server doesn't answer.
+    """
+    async with AsyncExitStack() as stack:
+        if settings.database_url is not None:
+            url = settings.database_url.get_secret_value()
+
+            async def dsn() -> str:
+                return url
+        else:
+            embedded = EmbeddedPostgres(settings.data_dir)
+            stack.push_async_callback(embedded.stop)
+            await embedded.start()
+            dsn = embedded.ensure_running
+        store = Store(dsn, limits=limits_of(settings))
+        stack.push_async_callback(store.close)
+        yield store
+
+
+async def open_source(text: str, settings: Settings) -> Source:
+    """The source that a ``--source`` names. Raises SettingsError, SourceBroken."""
+    address = parse_source_url(text)
+    if isinstance(address, FileAddress):
+        return await FileSource.open(address.path)
+    return FirehoseSource(address, idle_timeout=settings.idle_timeout)
+
+
+class Daemon:
+    """One run: follow the sources into the store until stopped, or until caught up (``once``)."""
+
+    def __init__(self, settings: Settings, store: Store, *, announce: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._store = store
+        self._announce = announce
+        self.metrics = Metrics(clock=time)
+        self._router = Router(CollectionFilter(settings.collections), only=settings.only, deny=settings.deny)
+        self.pipeline = Pipeline(
+            store,
+            self.metrics,
+            self._router,
+            batch_rows=settings.batch_rows,
+            batch_bytes=settings.batch_bytes,
+            batch_age=settings.batch_age,
+        )
+        self._states: dict[str, Status] = {}
+        self._live: set[str] = set()
+        self._database: str | None = "the database has not been reached yet"
+        self._started: datetime = utc_now()
+        self._stop = asyncio.Event()
+        self.failed: list[str] = []  # sources given up
+
+    def stop(self) -> None:
+        """Ask for an orderly end."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Run to the end. Raises SchemaError or SettingsError; what was read is committed before it returns."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.stop)
+        http = HttpServer(self._settings.listen, self.metrics, readiness=self.readiness)
+        await http.start()
+        try:
+            self._announce(f"serving {http.url}/metrics, /healthz and /readyz")
+            await self._work()
+        finally:
+            await http.stop()
+
+    async def _work(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                stopper = group.create_task(self._stop.wait(), name="stop")
+                work = group.create_task(self._index(), name="index")
+                await asyncio.wait((stopper, work), return_when=asyncio.FIRST_COMPLETED)
+                work.cancel()
+                stopper.cancel()
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await self.pipeline.flush()
+                await self._record_states()
+
+    async def _index(self) -> None:
+        """Everything between start and stop; ends by itself only under ``once``, when each source is caught up."""
+        await self._reach_database()
+        sources = {s.key: s for s in [await open_source(text, self._settings) for text in self._settings.sources]}
+        committed = await self._store.positions(list(sources))
+        async with asyncio.TaskGroup() as group:
+            writer = group.create_task(self.pipeline.write(), name="writer")
+            gauges = group.create_task(self._read_gauges(), name="gauges")
+            states = group.create_task(self._keep_states(), name="states")
+            follows = []
+            for key, source in sources.items():
+                position = committed[key].seq if key in committed else None
+                intake = self.pipeline.intake(source, self._settings.cursor.get(key, position))
+                follows.append(group.create_task(self._follow(source, intake), name=f"source {key}"))
+            await asyncio.wait(follows)
+            if self._settings.once:
+                for task in (writer, gauges, states):
+                    task.cancel()
+
+    async def _reach_database(self) -> None:
+        """Open the store, however long the database takes to come up."""
+        while True:
+            try:
+                await self._store.open()
+            except DatabaseUnavailable as error:
+                self._database = str(error)
+                _log.warning("database not available, trying again", error=str(error))
+                await asyncio.sleep(1)
+            else:
+                self._database = None
+                self.metrics.database_up = True
+                return
+
+    async def _follow(self, source: Source, intake: Intake) -> None:
+        follower = Follower(
+            source,
+            resume_from=lambda: intake.position,
+            on_status=lambda status: self._note(source, status),
+            max_attempts=ONCE_ATTEMPTS if self._settings.once else None,
+        )
+        intake.restart = lambda cursor, reason: follower.restart(cursor, reason=reason)
+        try:
+            async with aclosing(follower.items()) as items:
+                while True:
+                    silence = ONCE_SILENCE if self._settings.once and source.live and source.key in self._live else None
+                    async with asyncio.timeout(silence) as clock:
+                        item = await anext(items, None)
+                    if item is None:
+                        break
+                    await intake.take(item)
+                    if self._settings.once and isinstance(item, Chunk) and source.live and self._recent(intake):
+                        break
+        except TimeoutError:
+            if not clock.expired():
+                raise
+        except SourceBroken as error:
+            self.failed.append(source.key)
+            _log.error("source given up", source=source.label, error=str(error))
+        intake.meter.finish()
+
+    def _recent(self, intake: Intake) -> bool:
+        """Whether the last event is younger than the start of the run."""
+        event = parse_instant(intake.time)
+        return event is not None and event >= self._started
+
+    def _note(self, source: Source, status: Status) -> None:
+        self._states[source.key] = status
+        if status.state is State.LIVE:
+            self._live.add(source.key)
+        else:
+            self._live.discard(source.key)
+        if status.state is State.WAITING:
+            if status.reason is not None:
+                self.metrics.source(source.label).reconnected(status.reason.value)
+            _log.warning("source lost", source=source.label, reason=status.reason, retry_in=status.retry_in,
+                         detail=status.detail)
+        else:
+            _log.info("source", source=source.label, state=status.state.value)
+
+    async def _keep_states(self) -> None:
+        """Write what each source is doing, whenever it changed, for ``letta.source``."""
+        written: dict[str, Status] = {}
+        while True:
+            await self._record_states(written)
+            await asyncio.sleep(1)
+
+    async def _record_states(self, written: dict[str, Status] | None = None) -> None:
+        for key, status in list(self._states.items()):
+            if written is None or written.get(key) != status:
+                with suppress(DatabaseUnavailable):
+                    await self._store.set_source_state(key, status.state.value, status.detail or None, utc_now())
+                    if written is not None:
+                        written[key] = status
+
+    async def _read_gauges(self) -> None:
+        while True:
+            with suppress(DatabaseUnavailable):
+                self.metrics.set_prompts(*await self._store.counts())
+            await asyncio.sleep(COUNT_INTERVAL)
+
+    async def readiness(self) -> list[str]:
+        """Why the daemon is not ready: nothing, if it is."""
+        reasons = [] if self._database is None else [self._database]
+        if self._database is None:
+            try:
+                await self._store.ping()
+            except DatabaseUnavailable as error:
+                reasons.append(str(error))
+        if not self._states and not reasons:
+            reasons.append("no source has been started yet")
+        for key, status in self._states.items():
+            if status.state not in (State.LIVE, State.ENDED):
+                reasons.append(f"source {key} is {status.state.value}{': ' + status.detail if status.detail else ''}")
+        for label, lag in self.metrics.lags().items():
+            if lag > self._settings.max_lag:
+                reasons.append(f"source {label} lags {lag:.0f} s behind, more than {self._settings.max_lag:g} s")
+        return reasons

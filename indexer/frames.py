@@ -1,0 +1,114 @@
+"""Frames of ``com.atproto.sync.subscribeRepos``: bytes to a type and a body, a body to an event.
+
+A frame is two concatenated DAG-CBOR objects, a header ``{op, t}`` and a body (AT Protocol event stream
+specification). ``decode_frame`` runs for every frame of the network and stays minimal; the ``*_event`` functions
+check every field and run only for what concerns us.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import libipld
+
+from indexer.errors import Rejected
+from indexer.model import Account, Commit, Identity, Operation, Reason, Sync
+
+KNOWN_TYPES = ("#commit", "#sync", "#identity", "#account", "#info")
+MAX_OPERATIONS = 200  # per commit, by the specification
+ERROR = "error"  # the type given to an error frame (op -1), whose body is {error, message}
+
+T = TypeVar("T")
+Body = dict[str, object]
+
+_decode = libipld.decode_dag_cbor_multi
+
+
+def decode_frame(raw: bytes) -> tuple[str, Body]:
+    """Header and body of one frame, as (type, body); the type of an error frame is ``"error"``.
+
+    Raises Rejected (malformed_frame) for anything but two DAG-CBOR maps with a text ``t``.
+    """
+    try:
+        header, body = _decode(raw)
+        kind = header["t"] if header["op"] == 1 else ERROR
+    except RecursionError:
+        raise Rejected(Reason.MALFORMED_FRAME, "nested too deeply") from None
+    except Exception:  # the decoder's own errors are of many types, and may quote the frame
+        raise Rejected(Reason.MALFORMED_FRAME, "not a header and a body in DAG-CBOR") from None
+    if not isinstance(kind, str) or not isinstance(body, dict):
+        raise Rejected(Reason.MALFORMED_FRAME, "not a header and a body in DAG-CBOR")
+    return kind, body
+
+
+def commit_event(body: Body) -> Commit:
+    """The ``#commit`` in a body. Raises Rejected where a field is missing or of the wrong type."""
+    operations = _field(body, "ops", list)
+    if len(operations) > MAX_OPERATIONS:
+        raise Rejected(Reason.TOO_MANY_OPERATIONS, f"{len(operations)} operations in one commit")
+    return Commit(
+        seq=_field(body, "seq", int),
+        time=_field(body, "time", str),
+        did=_field(body, "repo", str),
+        rev=_field(body, "rev", str),
+        since=_optional(body, "since", str),
+        commit=_field(body, "commit", bytes),
+        prev_data=_optional(body, "prevData", bytes),
+        operations=tuple(_operation(item) for item in operations),
+        blocks=_optional(body, "blocks", bytes) or b"",
+        too_big=_optional(body, "tooBig", bool) or False,
+    )
+
+
+def account_event(body: Body) -> Account:
+    """The ``#account`` in a body. Raises Rejected where a field is missing or of the wrong type."""
+    return Account(
+        seq=_field(body, "seq", int),
+        time=_field(body, "time", str),
+        did=_field(body, "did", str),
+        active=_field(body, "active", bool),
+        status=_optional(body, "status", str),
+    )
+
+
+def identity_event(body: Body) -> Identity:
+    """The ``#identity`` in a body. Raises Rejected where a field is missing or of the wrong type."""
+    return Identity(
+        seq=_field(body, "seq", int),
+        time=_field(body, "time", str),
+        did=_field(body, "did", str),
+        handle=_optional(body, "handle", str),
+    )
+
+
+def sync_event(body: Body) -> Sync:
+    """The ``#sync`` in a body. Raises Rejected where a field is missing or of the wrong type."""
+    return Sync(
+        seq=_field(body, "seq", int),
+        time=_field(body, "time", str),
+        did=_field(body, "did", str),
+        rev=_field(body, "rev", str),
+        blocks=_field(body, "blocks", bytes),
+    )
+
+
+def _operation(item: object) -> Operation:
+    if not isinstance(item, dict):
+        raise Rejected(Reason.MALFORMED_FRAME, "an operation is no map")
+    return Operation(
+        action=_field(item, "action", str),
+        path=_field(item, "path", str),
+        cid=_optional(item, "cid", bytes),
+        prev=_optional(item, "prev", bytes),
+    )
+
+
+def _field(body: Body, name: str, kind: type[T]) -> T:
+    value = body.get(name)
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    raise Rejected(Reason.MALFORMED_FRAME, f"field {name} is missing or no {kind.__name__}")
+
+
+def _optional(body: Body, name: str, kind: type[T]) -> T | None:
+    return None if body.get(name) is None else _field(body, name, kind)

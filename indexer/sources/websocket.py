@@ -1,0 +1,240 @@
+"""A WebSocket that hands over frames in bulk; the only module that knows the library ``websockets``.
+
+What the library does: handshake, TLS, proxies, parsing, limits, keepalive, closing. What is done here: frames are
+collected where they are parsed and handed over as one list, which saves the library's queue and a coroutine a frame;
+what waits to be taken is bounded in bytes, not in frames, so that a peer with large frames can't fill the memory;
+and every way to fail becomes a ``SourceLost`` with its reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import connect as _LibraryConnect  # noqa: N812 (a class, spelled in lower case)
+from websockets.client import ClientProtocol
+from websockets.exceptions import (
+    ConnectionClosed,
+    InvalidHandshake,
+    InvalidStatus,
+    InvalidURI,
+    SecurityError,
+    WebSocketException,
+)
+from websockets.frames import BINARY, CONT, TEXT, Close, CloseCode, Frame
+from websockets.protocol import OPEN, Event
+
+from indexer.errors import SourceBroken, SourceError, SourceLost
+from indexer.sources.base import ReconnectReason
+
+BUFFER_BYTES = 1024 * 1024
+"""Reading stops while more than this waits to be taken; one read and one frame may come on top."""
+
+MAX_REDIRECTS = 3
+_PING_SECONDS = 30.0
+_CLOSE_SECONDS = 1.0
+_MAX_UNSENT_BYTES = 1024 * 1024
+_CLOSE_REASONS = {  # how the reference server words its close frames
+    "ConsumerTooSlow": ReconnectReason.CONSUMER_TOO_SLOW,
+    "FutureCursor": ReconnectReason.FUTURE_CURSOR,
+}
+_FAULTS = (CloseCode.PROTOCOL_ERROR, CloseCode.UNSUPPORTED_DATA, CloseCode.INVALID_DATA)
+
+_log = logging.getLogger(__name__)
+_log.setLevel(logging.INFO)  # at DEBUG the library formats every frame, content included
+
+
+async def connect(url: str, *, name: str, user_agent: str, timeout: float, max_frame_bytes: int) -> FrameConnection:
+    """Connect to ``url`` within ``timeout`` seconds, redirects included; ``name`` stands for it in messages.
+
+    Compression is off: frames hold hashes and signatures, and a small one can't unpack into a large one.
+
+    Raises:
+        SourceLost: no connection; ``reason`` is ``connect_failed``, ``tls`` or ``http_error``.
+        SourceBroken: the environment names a proxy this installation can't use.
+    """
+    try:
+        connection = await _Connect(
+            url,
+            create_connection=FrameConnection,
+            compression=None,
+            user_agent_header=user_agent,
+            open_timeout=timeout,
+            close_timeout=_CLOSE_SECONDS,
+            ping_interval=_PING_SECONDS,
+            ping_timeout=_PING_SECONDS,
+            max_size=max_frame_bytes,
+            logger=_log,
+        )
+    except (WebSocketException, OSError, UnicodeError, ImportError) as exc:
+        raise _not_connected(name, exc) from exc
+    assert isinstance(connection, FrameConnection)
+    connection.name = name
+    return connection
+
+
+class FrameConnection(ClientConnection):
+    """One open WebSocket. Text frames come as their bytes too: what they hold is for the consumer to judge."""
+
+    def __init__(self, protocol: ClientProtocol, **settings: Any) -> None:
+        super().__init__(protocol, **settings)
+        self.name = ""
+        self._frames: list[bytes] = []
+        self._held = 0  # bytes in _frames
+        self._fragments = bytearray()
+        self._held_back = False  # reading is stopped
+        self._leaving = False
+        self._lost: SourceLost | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def take(self, timeout: float) -> list[bytes]:
+        """All frames that came since the last call; waits for one, up to ``timeout`` seconds.
+
+        Only this wait counts as silence: while the consumer is busy, the peer isn't idle.
+
+        Raises:
+            SourceLost: the connection has ended and every frame was taken, or none came in time.
+        """
+        if not self._frames:
+            await self._wait(timeout)
+        frames, self._frames = self._frames, []
+        self._held = 0
+        self._read_on()
+        return frames
+
+    async def leave(self) -> None:
+        """Close the connection, giving the peer a second to agree; what still comes is thrown away."""
+        self._leaving = True
+        self._frames = []
+        try:
+            self._read_on()
+            # The library bounds its wait for the peer's answer, but not that for a peer who reads nothing.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(2 * _CLOSE_SECONDS):
+                    await self.close()
+        finally:
+            self.transport.abort()
+
+    async def _wait(self, timeout: float) -> None:
+        if self._lost is None and self.protocol.state is OPEN:
+            self._waiter = self.loop.create_future()
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._waiter
+            except TimeoutError:
+                raise SourceLost(f"{self.name}: no data for {timeout:g} s", reason=ReconnectReason.IDLE) from None
+            finally:
+                self._waiter = None
+        if not self._frames:
+            if self._lost is None:
+                await self.close()  # one of us has begun to; waits, but not for ever, for the peer to end it
+            raise self._lost or SourceLost(f"{self.name}: closed", reason=ReconnectReason.CLOSED)
+
+    def _read_on(self) -> None:
+        if self._held_back and not self.transport.is_closing():
+            self.transport.resume_reading()
+        self._held_back = False
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # What the event loop and the library call.
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what was read, then stop reading if enough is held."""
+        super().data_received(data)
+        if self._held > BUFFER_BYTES and not self._held_back and not self.transport.is_closing():
+            self._held_back = True
+            self.transport.pause_reading()
+        if self.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
+            self.transport.abort()  # a peer that sends pings without end and reads no pong
+        if self._frames or self.protocol.state is not OPEN:
+            self._wake()
+
+    def process_event(self, event: Event) -> None:
+        """Keep data frames; leave the handshake and control frames to the library."""
+        if isinstance(event, Frame) and event.opcode is BINARY and event.fin:
+            self._keep(bytes(event.data))
+        elif isinstance(event, Frame) and event.opcode in (BINARY, TEXT, CONT):
+            self._fragments += event.data
+            if event.fin:
+                message, self._fragments = bytes(self._fragments), bytearray()
+                self._keep(message)
+        else:
+            super().process_event(event)
+
+    def _keep(self, frame: bytes) -> None:
+        if not self._leaving:
+            self._frames.append(frame)
+            self._held += len(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note how the connection ended; frames already held can still be taken."""
+        super().connection_lost(exc)
+        self._lost = _ended(self.name, self.close_exc, held_back=self._held_back)
+        self._wake()
+
+
+class _Connect(_LibraryConnect):
+    """Follows at most three redirects, and none that would drop the cursor."""
+
+    _redirects = 0
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        query = urlsplit(self.uri).query
+        try:
+            target = super().process_redirect(exc)
+        except (InvalidURI, ValueError):
+            return SecurityError("redirected to something that is no WebSocket address")
+        if isinstance(target, Exception):
+            return target
+        self._redirects += 1
+        if self._redirects > MAX_REDIRECTS:
+            return SecurityError(f"more than {MAX_REDIRECTS} redirects")
+        # The peer says where; what we ask for, and from which cursor on, stays ours.
+        return urlsplit(target)._replace(query=query).geturl()
+
+
+def _not_connected(name: str, exc: Exception) -> SourceError:
+    """What a failed attempt to connect means; no text of the peer goes into the message."""
+    if isinstance(exc, ImportError):
+        return SourceBroken(f"{name}: the proxy set in the environment needs the package python-socks")
+    if isinstance(exc, ssl.SSLError):
+        return SourceLost(f"{name}: TLS: {exc.reason or type(exc).__name__}", reason=ReconnectReason.TLS)
+    if isinstance(exc, InvalidStatus):
+        return SourceLost(
+            f"{name}: HTTP {exc.response.status_code} instead of a WebSocket", reason=ReconnectReason.HTTP_ERROR
+        )
+    if isinstance(exc, InvalidHandshake):
+        return SourceLost(f"{name}: bad handshake ({type(exc).__name__})", reason=ReconnectReason.HTTP_ERROR)
+    if isinstance(exc, TimeoutError):
+        return SourceLost(f"{name}: no connection in time", reason=ReconnectReason.CONNECT_FAILED)
+    detail = exc.strerror if isinstance(exc, OSError) and exc.strerror else type(exc).__name__
+    return SourceLost(f"{name}: cannot connect ({detail})", reason=ReconnectReason.CONNECT_FAILED)
+
+
+def _ended(name: str, exc: ConnectionClosed, *, held_back: bool) -> SourceLost:
+    """What the end of a connection means: what we said first, else what the peer said."""
+    if exc.sent is not None and not exc.rcvd_then_sent:
+        reason = _own_reason(exc.sent, held_back=held_back)
+        return SourceLost(f"{name}: we closed with {exc.sent.code} ({reason.value})", reason=reason)
+    if exc.rcvd is None:
+        return SourceLost(f"{name}: the connection broke off", reason=ReconnectReason.CLOSED)
+    reason = _CLOSE_REASONS.get(exc.rcvd.reason, ReconnectReason.CLOSED)
+    return SourceLost(f"{name}: closed by the peer with {exc.rcvd.code} {exc.rcvd.reason!r}", reason=reason)
+
+
+def _own_reason(sent: Close, *, held_back: bool) -> ReconnectReason:
+    if sent.code == CloseCode.MESSAGE_TOO_BIG:
+        return ReconnectReason.OVERSIZED
+    if sent.code in _FAULTS:
+        return ReconnectReason.PROTOCOL_ERROR
+    if sent.code == CloseCode.INTERNAL_ERROR:  # no pong; one we held back ourselves is no fault of the peer's
+        return ReconnectReason.CONSUMER_TOO_SLOW if held_back else ReconnectReason.IDLE
+    return ReconnectReason.CLOSED

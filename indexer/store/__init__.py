@@ -1,0 +1,146 @@
+"""The store: everything that touches PostgreSQL. Other modules see :class:`Store`, never the driver."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+
+from indexer.batch import Batch, Position
+from indexer.errors import BatchRefused, DatabaseUnavailable, SchemaError
+from indexer.model import DeadLetter, Reason
+from indexer.store.connection import Connection, Dsn, connect, create_schema, ensure_schema, fetch, translated
+from indexer.store.reports import Summary, read_counts, read_stale, read_summary
+from indexer.store.statements import statement
+from indexer.store.writer import Applied, Limits, write
+
+__all__ = ["Applied", "Limits", "Store", "Summary"]
+
+SET_ASIDE_LIMIT = 256  # bytes of a refused record's key that its dead letter names
+
+
+class Store:
+    """One database: a connection for the writer, one for everything else, each made anew after it broke.
+
+    ``dsn`` is awaited before each connection, so that it may start or restart the server. Every method raises
+    DatabaseUnavailable where trying again can help, and SchemaError where it can't.
+    """
+
+    def __init__(self, dsn: Dsn, *, limits: Limits | None = None) -> None:
+        self._dsn = dsn
+        self._limits = limits or Limits()
+        self._connections: dict[str, Connection] = {}
+        self._turns = {"write": asyncio.Lock(), "read": asyncio.Lock()}
+
+    async def open(self) -> None:
+        """Connect, and create or check the schema. Raises SchemaError."""
+        async with self._connection("write") as connection:
+            await ensure_schema(connection)
+
+    async def initialize(self) -> bool:
+        """Create the schema whatever else the database holds; False if it was there already."""
+        async with self._connection("write") as connection:
+            return await create_schema(connection)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for connection in self._connections.values():
+            with translated():
+                await connection.close(timeout=5)
+        self._connections.clear()
+
+    async def apply(self, batch: Batch, now: datetime) -> Applied:
+        """Write a batch and its positions in one transaction.
+
+        Data that the database refuses is parted until the offending key is found; that key becomes a dead letter,
+        everything else is written. Positions go with the last part: cut short, the rest is simply read again.
+        """
+        try:
+            return await self._write(batch, now)
+        except BatchRefused as refused:
+            try:
+                low, high = batch.halves()
+            except ValueError:
+                return await self._set_aside(batch, refused, now)
+        return await self.apply(low, now) + await self.apply(high, now)
+
+    async def _write(self, batch: Batch, now: datetime) -> Applied:
+        async with self._connection("write") as connection:
+            with translated():
+                applied = await write(connection, batch, self._limits, now)
+                if batch.dead_letters:
+                    limits = self._limits
+                    oldest = now - limits.letter_age
+                    await connection.execute(
+                        statement("bound_dead_letters"), limits.letter_rows, limits.letter_bytes, oldest
+                    )
+                return applied
+
+    async def _set_aside(self, batch: Batch, refused: BatchRefused, now: datetime) -> Applied:
+        keys = {*batch.puts, *batch.deletes}
+        if not keys:
+            raise SchemaError(f"the database refuses what holds no record: {refused}") from refused
+        rest = Batch(accounts=batch.accounts, handles=batch.handles, positions=batch.positions)
+        rest.dead_letters = list(batch.dead_letters)
+        for key in keys:
+            detail = f"{refused}: {key.collection}/{key.rkey}"[:SET_ASIDE_LIMIT]
+            rest.add_dead_letter(DeadLetter("", None, key.did, Reason.REFUSED_BY_DATABASE, detail, b""))
+        applied = await self.apply(rest, now)
+        applied.dropped[Reason.REFUSED_BY_DATABASE] += len(keys)
+        return applied
+
+    async def positions(self, sources: list[str]) -> dict[str, Position]:
+        """The committed position of each of these sources that has one."""
+        async with self._connection("read") as connection:
+            with translated():
+                rows = await fetch(connection, "cursors", sources)
+        return {row["source"]: Position(row["seq"], row["event_time"]) for row in rows if row["seq"] is not None}
+
+    async def set_source_state(self, source: str, state: str, detail: str | None, now: datetime) -> None:
+        """Record what a source is doing, for ``letta.source``."""
+        async with self._connection("read") as connection:
+            with translated():
+                await connection.execute(statement("put_source_state"), source, state, detail, now)
+
+    async def ping(self) -> None:
+        """Raise unless the database answers and has the schema."""
+        async with self._connection("read") as connection:
+            with translated():
+                await connection.fetchval(statement("schema_version"))
+
+    async def counts(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Prompts by freshness, and stale prompts by reason."""
+        async with self._connection("read") as connection:
+            with translated():
+                return await read_counts(connection)
+
+    async def summary(self) -> Summary:
+        """What ``status`` shows."""
+        async with self._connection("read") as connection:
+            with translated():
+                return await read_summary(connection)
+
+    async def stale(self) -> list[dict[str, object]]:
+        """The stale prompts, the longest stale first."""
+        async with self._connection("read") as connection:
+            with translated():
+                return await read_stale(connection)
+
+    @asynccontextmanager
+    async def _connection(self, purpose: str) -> AsyncIterator[Connection]:
+        """The connection for a purpose, for one user at a time; closed if the user's work fails on it."""
+        async with self._turns[purpose]:
+            connection = self._connections.get(purpose)
+            if connection is None or connection.is_closed():
+                connection = await connect(await self._dsn())
+                self._connections[purpose] = connection
+            try:
+                yield connection
+            except BatchRefused:
+                raise
+            except BaseException:
+                # Cut off in mid-command (cancelled, timed out, lost): its state is unknown, so it isn't used again.
+                self._connections.pop(purpose, None)
+                connection.terminate()
+                raise
