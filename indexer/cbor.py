@@ -210,10 +210,10 @@ class _Reader:
         return self._take(length)
 
     def _count(self, items: int) -> None:
-        """Refuses what can't be there (an item has a byte at least) or is too much, before any of it is read."""
+        """Refuses a container that takes the record over its limit, before any of it is read."""
         self.items += items
-        if items > len(self.block) - self.position or self.items > MAX_ITEMS:
-            raise _undecodable("more values than bytes, or too many")
+        if self.items > MAX_ITEMS:
+            raise _undecodable(f"more than {MAX_ITEMS} keys and values")
 
     def _digest(self, key: str, value: Json) -> None:
         """Notes a top-level string's original if it was changed; of duplicates the last counts."""

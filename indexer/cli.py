@@ -236,7 +236,9 @@ def url(settings: Settings) -> None:
 
 @database.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 @with_settings(*DATABASE_SETTINGS)
-def psql(settings: Settings, arguments: Annotated[list[str] | None, typer.Argument(help="Passed to psql")] = None) -> None:
+def psql(
+    settings: Settings, arguments: Annotated[list[str] | None, typer.Argument(help="Passed to psql")] = None
+) -> None:
     """Open psql on the database; arguments after -- are psql's own."""
     _configure(settings)
     raise typer.Exit(run_async(_psql(settings, arguments or [])))
@@ -256,7 +258,9 @@ async def _psql(settings: Settings, arguments: list[str]) -> int:
 async def _call_psql(program: str, dsn: str, arguments: list[str]) -> int:
     """Run psql on a database; the URL goes in by the environment, where other users don't see it."""
     try:
-        process = await asyncio.create_subprocess_exec(program, *arguments, env={**os.environ, **connection_variables(dsn)})
+        process = await asyncio.create_subprocess_exec(
+            program, *arguments, env={**os.environ, **connection_variables(dsn)}
+        )
     except FileNotFoundError:
         raise EmbeddedError(f"{program} is not installed: install PostgreSQL's client programs") from None
     return await process.wait()

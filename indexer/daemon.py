@@ -210,8 +210,9 @@ class Daemon:
         if status.state is State.WAITING:
             if status.reason is not None:
                 self.metrics.source(source.label).reconnected(status.reason.value)
-            _log.warning("source lost", source=source.label, reason=status.reason, retry_in=status.retry_in,
-                         detail=status.detail)
+            _log.warning(
+                "source lost", source=source.label, reason=status.reason, retry_in=status.retry_in, detail=status.detail
+            )
         else:
             _log.info("source", source=source.label, state=status.state.value)
 

@@ -39,7 +39,11 @@ COLLECTION_LABELS: Final = (*COLLECTIONS.values(), OTHER)
 RECOMPILE_KINDS: Final = ("first", "full", "memory", "touch")
 FRESHNESS: Final = ("fresh", "stale", "unverified")
 STALE_REASONS: Final = ("template_changed", "memory_changed")
-RECONNECT_REASONS: Final = ("refused", "closed", "idle", "too_slow", "future_cursor", "protocol", "tls", "dns", OTHER)
+RECONNECT_REASONS: Final = (
+    *("connect_failed", "tls", "http_error", "closed", "idle", "oversized", "protocol_error"),
+    *("consumer_too_slow", "future_cursor", "sequence_reset", "error_frame"),
+    OTHER,
+)
 WANT_REASONS: Final = (
     *("unknown_key", "bad_signature", "missing_block", "gap", "pending_full"),
     *("sync", "too_big", "outdated_cursor", "sequence_reset", "filter_widened", "returned", "first_seen", "backfill"),

@@ -180,7 +180,7 @@ class HandleChange:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Something set aside: ``frame`` holds the raw bytes (the store bounds how much is kept)."""
+    """Something set aside: ``frame`` holds its raw bytes, or nothing where they are too many; ``size`` is their number."""
 
     source: str
     position: int | None
@@ -188,3 +188,4 @@ class DeadLetter:
     reason: Reason
     detail: str
     frame: bytes
+    size: int

@@ -136,7 +136,7 @@ class Pipeline:
                 self.metrics.database_up = False
                 if self._complaints.allows("database") is not None:
                     _log.warning("database not available, trying again", error=str(error))
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311: jitter
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 (jitter)
                 pause = min(RETRY_CAP, pause * 2)
             else:
                 self.metrics.database_up = True
@@ -313,7 +313,7 @@ class Intake:
         self._pipeline.complain(reason, self.source.label, did=did)
         if reason not in SILENT:
             kept = frame if len(frame) <= MAX_LETTER else b""
-            letter = DeadLetter(self.source.key, self.position, did, reason, detail, kept)
+            letter = DeadLetter(self.source.key, self.position, did, reason, detail, kept, len(frame))
             self._pipeline.batch.add_dead_letter(letter)
 
 

@@ -25,7 +25,7 @@ class Router:
         Raises KeyError, TypeError or AttributeError where ``ops`` has another shape than the specification's.
         """
         prefixes = self.prefixes
-        for op in body["ops"]:  # type: ignore[attr-defined]  # noqa: SIM110: any() costs twice as much
+        for op in body["ops"]:  # type: ignore[attr-defined]  # noqa: SIM110 (any() costs twice as much)
             if op["path"].startswith(prefixes):
                 return True
         return False

@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from indexer.store.statements import schema_sql
+from tests.indexing import Sql
 from tests.postgres import TestCluster
 
 CAPTURES = Path(__file__).parent / "captures"
@@ -44,7 +45,7 @@ async def empty_database(cluster: TestCluster) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-async def sql(database: str) -> AsyncIterator["asyncpg.Connection[asyncpg.Record]"]:
+async def sql(database: str) -> AsyncIterator[Sql]:
     """A connection to the fresh database, for asking what is in it."""
     connection = await asyncpg.connect(database)
     yield connection

@@ -186,10 +186,10 @@ REQUESTS = [
     b"GET /nothing HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n",
     b"POST /readyz HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n",
     b"\x16\x03\x01\x02\x00 this is not HTTP\r\n\r\n",
-    b"GET / HTTP/1.1\r\nbroken header\r\n\r\n",
-    b"GET /" + b"a" * (http.MAX_LINE + 1) + b" HTTP/1.1\r\n\r\n",
-    b"GET / HTTP/1.1\r\nX: " + b"a" * (http.MAX_FIELD + 1) + b"\r\n\r\n",
-    b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: y\r\n" % n for n in range(http.MAX_HEADERS + 1)) + b"\r\n",
+    b"GET / HTTP/1.1\r\nHost: h\r\nbroken header\r\n\r\n",
+    b"GET /" + b"a" * (http.MAX_LINE + 1) + b" HTTP/1.1\r\nHost: h\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"a" * (http.MAX_FIELD + 1) + b"\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: h\r\n" + b"".join(b"X%d: y\r\n" % n for n in range(http.MAX_HEADERS + 1)) + b"\r\n",
 ]
 
 
@@ -277,7 +277,7 @@ async def test_an_ipv6_address_is_written_with_brackets() -> None:
 
 
 async def test_an_address_in_use_is_a_settings_error(server: HttpServer) -> None:
-    """The message names the flag, the address and why; nothing is left half started."""
+    """The message names the flag, the address and why."""
     second = HttpServer(Listen("127.0.0.1", port_of(server)), Metrics(lambda: 0.0), readiness=list)
     with pytest.raises(SettingsError, match=rf"--listen: .*127\.0\.0\.1:{port_of(server)}: Address already in use"):
         await second.start()

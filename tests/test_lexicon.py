@@ -237,10 +237,23 @@ def test_every_captured_record() -> None:
     for path, block in captured_records():
         collection, rkey = path.split("/")
         record = record_of(collection, rkey, block)
-        assert record == Record(record.value, len(block), valid=True if collection in SOUND else None)
-        assert json.loads(record.value) == decode_record(block).data
+        data = decode_record(block).data
+        agent = str(data["agent"]) if collection == COMPILED_PROMPT else None
+        assert record == Record(record.value, len(block), valid=True if collection in SOUND else None, agent=agent)
+        assert json.loads(record.value) == data
         valid.add((collection in SOUND, record.valid))
     assert valid == {(True, True), (False, None)}
+
+
+@pytest.mark.parametrize(
+    ("collection", "agent", "kept"),
+    [(COMPILED_PROMPT, "x", True), (COMPILED_PROMPT, "é" * 2000, True), (COMPILED_PROMPT, "x" * 2001, False),
+     (COMPILED_PROMPT, 5, False), (COMPILED_PROMPT, ["x"], False), (CONVERSATION, "x", False), (MESSAGE, "x", False)],
+)  # fmt: skip
+def test_the_agent_of_a_prompt(collection: str, agent: Any, kept: bool) -> None:
+    """A prompt's reference to its agent goes along as it stands, if it is a text short enough to name anything."""
+    record = record_of(collection, RKEY, canonical({"agent": agent}))
+    assert record.agent == (agent if kept else None)
 
 
 def test_a_breach_of_the_data_model_makes_a_known_record_invalid() -> None:

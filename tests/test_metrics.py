@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from indexer import metrics as module
 from indexer.metrics import DEFINITIONS, Histogram, Metrics, metrics_table
 from indexer.model import AGENT, COMPILED_PROMPT, PREFIX, Reason
+from indexer.sources.base import ReconnectReason
 
 DESIGNED = """frames_total{source,type}, bytes_total{source}, operations_total{collection,action},
 dropped_total{reason}, dead_letters_total{reason}, rows_written_total{collection}, recompiles_total{kind},
@@ -174,6 +175,7 @@ def test_the_lag_of_a_stalled_source_grows_by_itself(metrics: Metrics, clock: Cl
     clock.now += 100
     assert value(metrics, "lag_seconds", source="firehose:a") == 102
     assert meter.lag() == 102
+    assert metrics.lags() == {"firehose:a": 102}
 
 
 def test_an_event_from_the_future_is_no_negative_lag(metrics: Metrics, clock: Clock) -> None:
@@ -189,6 +191,7 @@ def test_a_finished_source_has_no_lag(metrics: Metrics, clock: Clock) -> None:
     meter.finish()
     clock.now += 1000
     assert value(metrics, "lag_seconds", source="file:abc") is None
+    assert metrics.lags() == {}
     assert meter.lag() == 0
     assert value(metrics, "cursor_seq", source="file:abc") == 9
 
@@ -233,6 +236,11 @@ def test_histograms_are_scraped(metrics: Metrics) -> None:
     assert value(metrics, "batch_rows_sum") == 300
     assert value(metrics, "commit_seconds_bucket", le="0.025") == 1
     assert value(metrics, "commit_seconds_bucket", le="0.01") == 0
+
+
+def test_every_reason_to_reconnect_has_a_label() -> None:
+    """The closed list of the sources and the label's list are the same, but for ``other``."""
+    assert set(module.RECONNECT_REASONS) == {*map(str, ReconnectReason), module.OTHER}
 
 
 def test_two_daemons_share_nothing() -> None:

@@ -16,6 +16,7 @@ from indexer.embedded.binaries import binaries, binaries_for, version_of
 from indexer.embedded.folder import (
     Folder,
     Postmaster,
+    clear_socket_folder,
     fits_socket,
     make_folder,
     remove_socket_folder,
@@ -135,13 +136,14 @@ class Cluster:
         if running is None or not self._find_socket(running):
             return False
         status = self.folder.status()
-        return self._answers(lambda: belongs(running.pid, status))
+        return self._answers(running.pid, lambda: belongs(running.pid, status))
 
     def _running(self) -> Postmaster | None:
-        if self._process is not None:
-            self._process.poll()  # a dead child must not look alive
+        child = self._process.pid if self._process and self._process.poll() is None else None
         claimed = self.folder.postmaster()
-        return claimed if claimed and belongs(claimed.pid, self.folder.status()) else None
+        if claimed and belongs(claimed.pid, self.folder.status()):
+            return claimed
+        return Postmaster(child, "", "") if child else None  # alive, though somebody removed its file
 
     def _find_socket(self, running: Postmaster) -> bool:
         """Learn where the server's socket is; False if that is no place to trust."""
@@ -152,19 +154,23 @@ class Cluster:
         self._socket_dir = place
         return trusted(place, self._account)
 
-    def _answers(self, alive: Callable[[], bool]) -> bool:
-        """Wait until the server takes connections; False once it has ended, is deaf, or takes too long."""
+    def _answers(self, pid: int, alive: Callable[[], bool]) -> bool:
+        """Wait until the server ``pid`` takes connections; False once it has ended, is deaf, or takes too long."""
         deadline, deaf = time.monotonic() + _RECOVERY, 0
         while alive() and time.monotonic() < deadline and deaf < 3:
             claimed = self.folder.postmaster()
-            if claimed and claimed.status == "ready":
-                probe: list[str | Path] = [self._clients / "pg_isready", "-q", "-t", str(_DEAF), "-d", self._maintenance()]
-                code = run(probe).returncode
+            if claimed and claimed.pid == pid and claimed.status == "ready":
+                code = self._probe()
                 if code == 0:
                     return True
                 deaf += code == 2  # 1: it is up, and refuses for now
             time.sleep(_POLL)
         return False
+
+    def _probe(self) -> int:
+        """Return 0 if the server takes connections, 1 if it refuses them for now, 2 if there is no answer."""
+        program = str(self._clients / "pg_isready")
+        return run([program, "-q", "-t", str(_DEAF), "-d", self._maintenance()]).returncode
 
     def _maintenance(self) -> str:
         return configuration.url(str(self._socket_dir), "postgres")
@@ -173,7 +179,7 @@ class Cluster:
         """Create our database if it is missing: a first proof, too, that we are let in."""
         name = configuration.DATABASE
         if self._query(f"select count(*) from pg_database where datname = '{name}'") == "0":  # noqa: S608 (a constant)
-            self._query(f"create database {name}")
+            self._query(f"create database {name} strategy file_copy")  # of an empty server: the quick way
 
     def _query(self, sql: str) -> str:
         outcome = run([self._clients / "psql", "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", self._maintenance(), "-c", sql])
@@ -187,6 +193,7 @@ class Cluster:
         """Start a server; ``lock`` proves that none is alive, and is passed on to it."""
         try:
             log = self._prepare_files()
+            begin = self.folder.log_size()
             try:
                 self._process = spawn_server(self._command(lock), account=self._account, lock=lock, log=log)
             finally:
@@ -194,8 +201,8 @@ class Cluster:
         finally:
             os.close(lock)
         process = self._process
-        if not self._answers(lambda: process.poll() is None):
-            raise EmbeddedError(f"PostgreSQL did not start in {self.folder.path}: {self.folder.complaint()}")
+        if not self._answers(process.pid, lambda: process.poll() is None):
+            raise EmbeddedError(f"PostgreSQL did not start in {self.folder.path}: {self.folder.complaint(begin)}")
 
     def _prepare_files(self) -> int:
         """Write what must be right at every start, and return a descriptor of the log."""
@@ -215,6 +222,7 @@ class Cluster:
         left = self.folder.postmaster()  # by a server that was killed
         for known in (self._socket_dir, Path(left.socket_dir if left else "")):
             if trusted(known, self._account):
+                clear_socket_folder(known)
                 return known
         return temporary_folder(self._account)
 

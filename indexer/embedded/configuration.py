@@ -37,7 +37,6 @@ log_checkpoints = off
 _FAST = (
     "fsync=off",
     "full_page_writes=off",
-    "synchronous_commit=off",
     "wal_level=minimal",
     "max_wal_senders=0",
     "checkpoint_timeout=1h",

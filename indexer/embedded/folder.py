@@ -102,11 +102,14 @@ class Folder:
         except FileExistsError:
             return os.open(_LOG, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, dir_fd=self.fd)
 
-    def complaint(self) -> str:
-        """Return why the server did not start, in its own words: the last lines of its log that say so."""
-        lines = (self.read(_LOG) or "").splitlines()[-20:]
-        words = [line.split("] ", 1)[-1] for line in lines if re.search(r"FATAL:|PANIC:|ERROR:|could not", line)]
-        return " / ".join(words[-3:]) or "it says nothing about why"
+    def log_size(self) -> int:
+        """Return how many bytes the log has: the place from which :meth:`complaint` is to read."""
+        return os.stat(_LOG, dir_fd=self.fd, follow_symlinks=False).st_size
+
+    def complaint(self, since: int) -> str:
+        """Return why the server did not start, in its own words: the end of its log after ``since`` bytes."""
+        lines = (self.read(_LOG) or "").encode()[since:].decode(errors="replace").splitlines()
+        return " / ".join(line.split("] ", 1)[-1] for line in lines[-6:]) or "it says nothing about why"
 
     def postmaster(self) -> Postmaster | None:
         """Return what ``postmaster.pid`` says, None if there is none (or it is not yet readable as one)."""
@@ -207,6 +210,11 @@ def trusted(path: Path, account: Account) -> bool:
 def remove_socket_folder(path: Path) -> None:
     """Remove a socket folder after its server's end, with what a killed server leaves there; nothing else."""
     with contextlib.suppress(OSError):
-        for name in (_SOCKET, f"{_SOCKET}.lock"):
-            (path / name).unlink(missing_ok=True)
+        clear_socket_folder(path)
         path.rmdir()
+
+
+def clear_socket_folder(path: Path) -> None:
+    """Remove what a killed server leaves in a socket folder (a lock file may name a process that is another now)."""
+    for name in (_SOCKET, f"{_SOCKET}.lock"):
+        (path / name).unlink(missing_ok=True)

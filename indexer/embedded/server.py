@@ -112,6 +112,7 @@ class EmbeddedPostgres:
         if self._cluster is not None:
             if path.exists() and os.path.samestat(path.stat(), self._cluster.folder.status()):
                 return self._cluster
+            self._end_if_ours()  # what works on in a folder that was removed
             self._let_go()
         self._cluster = Cluster(path, bin_dir=self._bin_dir, fast=self._fast)
         return self._cluster

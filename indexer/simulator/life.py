@@ -113,6 +113,14 @@ class Life:
         thread = self._thread()
         return thread if thread and thread.prompt is not None and "content" in thread.prompt else None
 
+    def _delete(self, did: str, paths: list[str]) -> bool:
+        """Delete what is there of these paths in one commit; False if nothing is (a backup may have taken it)."""
+        records = self.network.accounts[did].repository.records
+        writes = [Write(path, None) for path in paths if path in records]
+        if writes:
+            self.network.commit(did, writes)
+        return bool(writes)
+
     def _odd(self) -> bool:
         return self.rng.random() < self.quirks
 
@@ -143,10 +151,7 @@ class Life:
         if not self._noise:
             return False
         did, path = self._noise.pop(self.rng.randrange(len(self._noise)))
-        if not self._writable(did):
-            return False
-        self.network.delete(did, path)
-        return True
+        return self._writable(did) and self._delete(did, [path])
 
     def agent(self) -> bool:
         """An agent is made, with primary conversation and prompt: step by step, or in one commit."""
@@ -266,8 +271,9 @@ class Life:
         writes = [self._say(thread) for _ in range(self.rng.randint(1, 5))]
         mine = [other for other in self.threads if other.did == thread.did]
         writes += [self._compile(other) for other in self.rng.sample(mine, min(len(mine), self.rng.randrange(3)))]
-        if len(thread.messages) > 8:
-            writes.append(Write(thread.messages.pop(self.rng.randrange(3)), None))
+        old = thread.messages.pop(self.rng.randrange(3)) if len(thread.messages) > 8 else None
+        if old in self.network.accounts[thread.did].repository.records:
+            writes.append(Write(old, None))
         self.rng.shuffle(writes)
         self.network.commit(thread.did, writes)
         return True
@@ -285,8 +291,7 @@ class Life:
         thread = self._thread()
         if thread is None or not thread.messages:
             return False
-        self.network.delete(thread.did, thread.messages.pop(self.rng.randrange(len(thread.messages))))
-        return True
+        return self._delete(thread.did, [thread.messages.pop(self.rng.randrange(len(thread.messages)))])
 
     def delete_prompt(self) -> bool:
         """A compiled prompt goes; its conversation stays."""
@@ -294,21 +299,18 @@ class Life:
         if thread is None or thread.prompt is None:
             return False
         thread.prompt = None
-        self.network.delete(thread.did, thread.prompt_path)
-        return True
+        return self._delete(thread.did, [thread.prompt_path])
 
     def delete_conversation(self) -> bool:
         """A conversation goes with its prompt and messages, or alone."""
         thread = self._thread()
         if thread is None:
             return False
-        writes = [Write(thread.path, None)]
-        if self.rng.random() < 0.8:
-            writes += [Write(path, None) for path in thread.messages[:100]]
-            writes += [Write(thread.prompt_path, None)] if thread.prompt is not None else []
+        everything = self.rng.random() < 0.8
         self.threads.remove(thread)
-        self.network.commit(thread.did, writes)
-        return True
+        return self._delete(
+            thread.did, [thread.path, thread.prompt_path, *thread.messages[:100]] if everything else [thread.path]
+        )
 
     def delete_agent(self) -> bool:
         """An agent's record goes; what refers to it stays."""
@@ -316,8 +318,7 @@ class Life:
         if agent is None:
             return False
         agent.exists = False
-        self.network.delete(agent.did, agent.path)
-        return True
+        return self._delete(agent.did, [agent.path])
 
     def hide(self) -> bool:
         """An account is deactivated, or its host acts against it."""

@@ -16,12 +16,13 @@ from indexer.simulator.clock import Clock, iso, microseconds, tid
 from indexer.simulator.dagcbor import Value, base32, cid_text
 from indexer.simulator.keys import P256Key, Secp256k1Key, SigningKey, did_key, legacy_multibase, multikey
 from indexer.simulator.oracle import Expected, ExpectedAccount, History, expected, expected_records
-from indexer.simulator.repository import Commit, Repository, Write
+from indexer.simulator.repository import Commit, Head, Repository, Write
 
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """An account and its repository; ``pds`` is the URL of its host, ``legacy`` its document's old form of keys."""
+    """An account and its repository; ``pds`` is the URL of its host, ``legacy`` its document's old form of
+    keys, ``tombstoned`` whether the directory has given the DID up."""
 
     did: str
     handle: str
@@ -31,6 +32,7 @@ class Account:
     legacy: bool
     clock_id: int
     status: str = "active"
+    tombstoned: bool = False
     history: History = field(default_factory=History)
 
     @property
@@ -179,9 +181,10 @@ class Network:
             self.emit(events.identity(did, account.handle, **self.stamp()))
             self.sync(did)
 
-    def delete_account(self, did: str) -> None:
-        """Delete an account for good, with everything in it."""
+    def delete_account(self, did: str, *, tombstone: bool = False) -> None:
+        """Delete an account for good, with everything in it, and its DID too with ``tombstone``."""
         account = self.accounts[did]
+        account.tombstoned = tombstone
         rev = account.repository.rev
         account.repository = Repository(did, account.key, rev)
         account.history = History()
@@ -192,9 +195,37 @@ class Network:
         self.accounts[did].handle = handle
         self.emit(events.identity(did, handle, **self.stamp()))
 
+    def rotate_key(self, did: str, *, resign: bool = True) -> None:
+        """Give an account a new key and emit ``#identity``.
+
+        With ``resign`` the present content is signed anew and a ``#sync`` follows; without, the head keeps the old
+        key's signature until the next commit, so that nothing proves in between.
+        """
+        account = self.accounts[did]
+        account.key = account.repository.key = self.new_key()
+        self.emit(events.identity(did, account.handle, **self.stamp()))
+        if resign:
+            account.repository.rekey(account.key, self.next_rev(did))
+            self.sync(did)
+
+    def migrate(self, did: str, pds: str) -> None:
+        """Move an account to the host at the URL ``pds``; emits ``#identity``, ``#account`` and ``#sync``."""
+        account = self.accounts[did]
+        account.pds = pds
+        self.emit(events.identity(did, account.handle, **self.stamp()))
+        self.emit(events.account(did, account.status, **self.stamp()))
+        self.sync(did)
+
+    def rewind(self, did: str, head: Head) -> None:
+        """Put a repository back to an earlier state, as a restored backup does; emits nothing."""
+        account = self.accounts[did]
+        account.repository.rewind(head)
+        account.repository.rekey(account.key, head.rev)
+        account.history.forget_after(head.rev)
+
     def documents(self) -> Mapping[str, dict[str, Value]]:
-        """The DID documents of all accounts that exist, by DID."""
-        return {did: account.document() for did, account in self.accounts.items() if account.status != "deleted"}
+        """The DID documents of all accounts whose DID is not tombstoned."""
+        return {did: account.document() for did, account in self.accounts.items() if not account.tombstoned}
 
     def expected(self) -> Expected:
         """What an index that has seen everything must hold."""

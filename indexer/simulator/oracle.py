@@ -101,6 +101,11 @@ class History:
             kind = "first" if op.action == "create" else kind_of(before[op.path].value, after[op.path].value)
             self.compiles.setdefault(op.path, []).append(Compile(made.rev, cid_text(op.cid), kind))
 
+    def forget_after(self, rev: str) -> None:
+        """Drop the writes above ``rev``."""
+        kept = {path: [made for made in writes if made.rev <= rev] for path, writes in self.compiles.items()}
+        self.compiles = {path: writes for path, writes in kept.items() if writes}
+
 
 def kind_of(old: Value, new: Value) -> Kind:
     """What an overwrite of a compiled prompt is: a full recompile, a memory update, or a touch."""

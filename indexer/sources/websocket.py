@@ -26,7 +26,7 @@ from websockets.exceptions import (
     SecurityError,
     WebSocketException,
 )
-from websockets.frames import BINARY, CONT, TEXT, Close, CloseCode, Frame
+from websockets.frames import Close, CloseCode, Frame, Opcode
 from websockets.protocol import OPEN, Event
 
 from indexer.errors import SourceBroken, SourceError, SourceLost
@@ -43,6 +43,8 @@ _CLOSE_REASONS = {  # how the reference server words its close frames
     "ConsumerTooSlow": ReconnectReason.CONSUMER_TOO_SLOW,
     "FutureCursor": ReconnectReason.FUTURE_CURSOR,
 }
+_BINARY = Opcode.BINARY
+_DATA = (Opcode.BINARY, Opcode.TEXT, Opcode.CONT)
 _FAULTS = (CloseCode.PROTOCOL_ERROR, CloseCode.UNSUPPORTED_DATA, CloseCode.INVALID_DATA)
 
 _log = logging.getLogger(__name__)
@@ -159,9 +161,9 @@ class FrameConnection(ClientConnection):
 
     def process_event(self, event: Event) -> None:
         """Keep data frames; leave the handshake and control frames to the library."""
-        if isinstance(event, Frame) and event.opcode is BINARY and event.fin:
+        if isinstance(event, Frame) and event.opcode is _BINARY and event.fin:
             self._keep(bytes(event.data))
-        elif isinstance(event, Frame) and event.opcode in (BINARY, TEXT, CONT):
+        elif isinstance(event, Frame) and event.opcode in _DATA:
             self._fragments += event.data
             if event.fin:
                 message, self._fragments = bytes(self._fragments), bytearray()

@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 
 from indexer.batch import Batch, Position
-from indexer.errors import BatchRefused, DatabaseUnavailable, SchemaError
+from indexer.errors import BatchRefused, SchemaError
 from indexer.model import DeadLetter, Reason
 from indexer.store.connection import Connection, Dsn, connect, create_schema, ensure_schema, fetch, translated
+from indexer.store.context import Applied, Limits
 from indexer.store.reports import Summary, read_counts, read_stale, read_summary
 from indexer.store.statements import statement
-from indexer.store.writer import Applied, Limits, write
+from indexer.store.writer import write
 
 __all__ = ["Applied", "Limits", "Store", "Summary"]
 
@@ -85,7 +86,7 @@ class Store:
         rest.dead_letters = list(batch.dead_letters)
         for key in keys:
             detail = f"{refused}: {key.collection}/{key.rkey}"[:SET_ASIDE_LIMIT]
-            rest.add_dead_letter(DeadLetter("", None, key.did, Reason.REFUSED_BY_DATABASE, detail, b""))
+            rest.add_dead_letter(DeadLetter("", None, key.did, Reason.REFUSED_BY_DATABASE, detail, b"", 0))
         applied = await self.apply(rest, now)
         applied.dropped[Reason.REFUSED_BY_DATABASE] += len(keys)
         return applied

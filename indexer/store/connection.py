@@ -61,7 +61,7 @@ def translated() -> Iterator[None]:
 
 
 async def connect(dsn: str) -> Connection:
-    """Open one connection. Raises DatabaseUnavailable, or SchemaError where no retry helps (no such database or user)."""
+    """Open one connection. Raises DatabaseUnavailable, or SchemaError where no retry helps (no such database)."""
     with translated():
         return await asyncpg.connect(
             dsn,

@@ -9,7 +9,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from indexer.simulator import Relay, World, events
-from indexer.simulator.relay import PATH
+from indexer.simulator.stream import PATH
 
 
 def subscribe(relay: Relay, cursor: int | None = None) -> connect:
@@ -19,7 +19,8 @@ def subscribe(relay: Relay, cursor: int | None = None) -> connect:
 
 async def receive(connection: ClientConnection, count: int) -> list[bytes]:
     """The next ``count`` frames."""
-    return [await connection.recv(decode=False) for _ in range(count)]
+    async with asyncio.timeout(20):  # a frame that never comes is a failure, not a hang
+        return [await connection.recv(decode=False) for _ in range(count)]
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ async def test_a_cursor_of_the_future_is_refused(frames: list[bytes]) -> None:
     async with Relay() as relay:
         relay.publish(frames)
         async with subscribe(relay, 17) as connection:
-            header, body = events.parse(await connection.recv(decode=False))
+            header, body = events.parse((await receive(connection, 1))[0])
             assert (header, body["error"]) == ({"op": -1}, "FutureCursor")
             with pytest.raises(ConnectionClosed):
                 await connection.recv()
@@ -77,7 +78,7 @@ async def test_an_outdated_cursor_is_told_so_and_gets_what_is_left(frames: list[
         relay.publish(frames)
         relay.forget(before=9)
         async with subscribe(relay, 3) as connection:
-            header, body = events.parse(await connection.recv(decode=False))
+            header, body = events.parse((await receive(connection, 1))[0])
             assert (header["t"], body["name"]) == ("#info", "OutdatedCursor")
             assert await receive(connection, 8) == frames[8:]
         async with subscribe(relay, 8) as connection:
@@ -96,7 +97,7 @@ async def test_a_new_sequence_makes_old_cursors_ones_of_the_future(frames: list[
             relay.publish(frames[:2])
             assert await receive(connection, 2) == frames[:2]
         async with subscribe(relay, 16) as connection:
-            assert events.parse(await connection.recv(decode=False))[1]["error"] == "FutureCursor"
+            assert events.parse((await receive(connection, 1))[0])[1]["error"] == "FutureCursor"
 
 
 async def test_connections_can_be_ended_in_every_way(frames: list[bytes]) -> None:
@@ -112,7 +113,7 @@ async def test_connections_can_be_ended_in_every_way(frames: list[bytes]) -> Non
                 else:
                     await getattr(relay, end)()
                 if end == "refuse":
-                    assert events.parse(await connection.recv(decode=False))[1]["error"] == "ConsumerTooSlow"
+                    assert events.parse((await receive(connection, 1))[0])[1]["error"] == "ConsumerTooSlow"
                 with pytest.raises(ConnectionClosed) as ended:
                     await connection.recv()
                 seen.append(None if ended.value.rcvd is None else ended.value.rcvd.code)

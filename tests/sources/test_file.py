@@ -189,13 +189,13 @@ def test_a_capture_never_overwrites(tmp_path: Path) -> None:
 def test_a_disk_that_takes_no_more_ends_a_capture_with_a_reason(tmp_path: Path) -> None:
     """A file size limit stands for a full disk: what was counted before stays, closing raises nothing on top."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with CaptureFile(tmp_path / "f") as file:
-        file.append([b"a"])
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
-        try:
-            with pytest.raises(SourceBroken, match="f: File too large"):
-                file.append([b"bcdefgh"])
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    file = CaptureFile(tmp_path / "f")
+    file.append([b"a"])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
+    try:
+        with file, pytest.raises(SourceBroken, match="f: File too large"):
+            file.append([b"bcdefgh"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (file.count, file.size) == (1, 5)
     assert (tmp_path / "f").read_bytes().startswith(packed(b"a"))

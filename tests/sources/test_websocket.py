@@ -34,6 +34,7 @@ async def test_pings_are_not_data() -> None:
 async def test_a_peer_that_answers_no_ping_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library's keepalive ends in the same reason: the peer went silent."""
     monkeypatch.setattr(websocket, "_PING_SECONDS", 0.05)
+    monkeypatch.setattr(websocket, "_CLOSE_SECONDS", 0.05)
 
     async def deaf(connection: ServerConnection) -> None:
         connection.transport.pause_reading()
@@ -80,6 +81,19 @@ async def test_a_frame_over_the_limit_is_refused_on_its_length_alone() -> None:
     """17 MB announced: refused with 1009 before a byte of it is read; the frames before it still come."""
     frames, lost, code = await hostile(frame_header(2, 2) + b"ok", frame_header(2, 17_000_000))
     assert (frames, lost.reason, code) == ([b"ok"], "oversized", 1009)
+
+
+async def test_a_peer_that_answers_no_close_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Having refused a frame we give the peer a moment to close, not until its next ping is due."""
+    monkeypatch.setattr(websocket, "_CLOSE_SECONDS", 0.05)
+
+    async def stay(connection: ServerConnection) -> None:
+        connection.transport.pause_reading()
+        connection.transport.write(frame_header(2, 17_000_000))
+        await connection.wait_closed()
+
+    async with host(stay) as where, asyncio.timeout(10):
+        assert await lost_with(FirehoseSource(where)) == "oversized"
 
 
 async def test_fragments_over_the_limit_are_refused_together() -> None:
@@ -164,7 +178,7 @@ async def settled(number: Callable[[], int]) -> None:
 
 
 async def test_leaving_a_peer_that_still_pushes_takes_no_more_frames() -> None:
-    """Closing in the midst of a flood ends, with the peer told or cut off."""
+    """Closing in the midst of a flood ends, the peer told or cut off; what came meanwhile is thrown away."""
     gone = asyncio.Event()
 
     async def push(connection: ServerConnection) -> None:
@@ -175,11 +189,14 @@ async def test_leaving_a_peer_that_still_pushes_takes_no_more_frames() -> None:
             gone.set()
 
     async with host(push) as where:
-        async with aclosing(FirehoseSource(where).items(None)) as items:
-            await anext(items)
-            assert isinstance(await anext(items), Chunk)
+        connection = await websocket.connect(
+            where.url, name="a", user_agent="b", timeout=10, max_frame_bytes=websocket.BUFFER_BYTES
+        )
+        assert await connection.take(10)
+        await connection.leave()
+        with pytest.raises(SourceLost):
+            await connection.take(10)
         await gone.wait()
-    assert gone.is_set()
 
 
 async def test_a_peer_that_pings_and_never_reads_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,105 +1,59 @@
-"""The embedded PostgreSQL: who can reach it, where it works, and what it refuses. (Crashes: test_embedded_crashes.)"""
+"""The embedded PostgreSQL: who can reach it, where it works, and what it refuses. (What it survives: test_crashes.)"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import pwd
-import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import asyncpg
 import pytest
 import uvloop
 
-from indexer.embedded import EmbeddedPostgres, account, binaries, configuration, default_data_dir, server_version
+from indexer.embedded import EmbeddedPostgres, account, configuration
 from indexer.embedded.account import Account
-from indexer.embedded.binaries import WHEEL, binaries_for, version_of
-from indexer.embedded.folder import PREFIX, fits_socket, trusted
+from indexer.embedded.binaries import binaries_for
+from indexer.embedded.folder import PREFIX
 from indexer.errors import EmbeddedError
+from tests.embedded.servers import (
+    Make,
+    alive,
+    ask,
+    exists,
+    mode,
+    needs_root,
+    new_server,
+    postmaster,
+    rights,
+    socket_dir,
+)
 from tests.postgres import TestCluster, chosen_bin_dir
 
-Make = Callable[[Path | None], EmbeddedPostgres]
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not run: needs root")
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.fixture
-async def make() -> object:
-    """Make servers without care for power cuts, and stop them at the end of the test."""
-    made: list[EmbeddedPostgres] = []
-
-    def server(data_dir: Path | None) -> EmbeddedPostgres:
-        made.append(
-            EmbeddedPostgres(data_dir, temporary=data_dir is None, fast_for_tests=True, bin_dir=chosen_bin_dir())
-        )
-        return made[-1]
-
-    yield server
-    for each in made:
-        await each.stop()
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A new folder that every user can walk into (pytest's own are closed to all but one)."""
-    folder = Path(tempfile.mkdtemp(prefix="test-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-async def ask(url: str, sql: str) -> object:
-    """Return the one value that a query gives."""
-    connection = await asyncpg.connect(url)
-    try:
-        return await connection.fetchval(sql)
-    finally:
-        await connection.close()
-
-
-def postmaster(data_dir: Path) -> int:
-    """Return the process id of the server that works in a data folder."""
-    return int((data_dir / "postgres/postmaster.pid").read_text().split()[0])
-
-
-def mode(path: Path) -> int:
-    """Return the permission bits of a path."""
-    return stat.S_IMODE(path.stat().st_mode)
-
-
-def rights(path: Path) -> dict[Path, tuple[int, int, int]]:
-    """Return mode and owners of a folder and of all above it."""
-    found = ((each, each.stat()) for each in (path, *path.parents))
-    return {each: (status.st_mode, status.st_uid, status.st_gid) for each, status in found}
-
-
-@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize(("bits", "below"), [(0o700, ""), (0o755, ""), (0o755, "missing/data")])
 async def test_existing_folders_keep_their_modes_and_owners(
-    make: Make, tmp_path: Path, open_folder: Path, closed: bool
+    make: Make, tmp_path: Path, open_folder: Path, bits: int, below: str
 ) -> None:
     """Whether or not the server's user can walk to the data, no folder that was there is touched."""
-    existing = (tmp_path if closed else open_folder) / "existing"
-    existing.mkdir(mode=0o750)
-    existing.chmod(0o700 if closed else 0o755)
+    existing = (tmp_path if bits == 0o700 else open_folder) / "existing"
+    existing.mkdir()
+    existing.chmod(bits)
     before = rights(existing)
-    for data_dir in (existing, existing / "missing/data"):
-        server = make(data_dir)
-        assert await ask(await server.start(), "select 1") == 1
-        await server.stop()
+    server = make(existing / below)
+    assert await ask(await server.start(), "select 1") == 1
+    await server.stop()
     assert rights(existing) == before
 
 
-async def test_only_a_private_socket_listens(make: Make, tmp_path: Path) -> None:
+async def test_only_a_private_socket_listens(make: Make, data_dir: Path) -> None:
     """Data and socket folder are 0700, there is no network listener, and nobody is trusted unasked."""
-    data_dir = tmp_path / "data"
     server = make(data_dir)
     url = await server.start()
     assert (mode(data_dir), mode(data_dir / "postgres")) == (0o700, 0o700)
@@ -116,16 +70,16 @@ async def test_only_a_private_socket_listens(make: Make, tmp_path: Path) -> None
 async def test_as_root_the_server_is_a_system_user(make: Make, open_folder: Path) -> None:
     """PostgreSQL runs as letta-indexer, out of programs that only root can change."""
     await make(open_folder / "data").start()
-    process = Path(f"/proc/{postmaster(open_folder / 'data')}")
-    assert pwd.getpwuid(process.stat().st_uid).pw_name == account.SYSTEM_USER
-    program = (process / "exe").resolve()
-    assert all(each.stat().st_uid == 0 and not each.stat().st_mode & 0o002 for each in (program, *program.parents))
+    process = f"/proc/{postmaster(open_folder / 'data')}"
+    _, user, _ = rights(Path(process))[Path(process)]
+    assert pwd.getpwuid(user).pw_name == account.SYSTEM_USER
+    program = Path(process, "exe").readlink()  # noqa: ASYNC240
+    assert all(owner == 0 and not bits & 0o022 for bits, owner, _ in rights(program).values())
 
 
 @needs_root
-async def test_another_user_is_refused(make: Make, tmp_path: Path) -> None:
+async def test_another_user_is_refused(make: Make, data_dir: Path) -> None:
     """Another user can't reach the socket; and were the modes wide open, the server would still say no."""
-    data_dir = tmp_path / "data"
     await make(data_dir).start()
     folder = data_dir / "postgres"
     way = os.open(folder, os.O_PATH)  # past the closed folders above
@@ -191,30 +145,26 @@ def test_an_ordinary_user_runs_it_as_itself(open_folder: Path) -> None:
 
 
 async def test_a_path_too_long_for_a_socket(make: Make, tmp_path: Path) -> None:
-    """However deep the data lies, the socket has a short path in a private folder, gone after the end."""
-    data_dir = tmp_path / ("deep" * 12) / ("deeper" * 12) / "data"
+    """However deep the data lies, whatever signs are in its path, the socket's is short and plain, in a private folder.
+
+    A new server after a crash uses the folder again; after an end in good order it is gone.
+    """
+    data_dir = tmp_path / ("deep" * 12) / ("deeper" * 12) / "a, b%20c'd\"e$f&g?h#ü"
     server = make(data_dir)
     url = await server.start()
     assert await ask(url, "select 1") == 1
-    folder = Path(url.partition("host=")[2].partition("&")[0])
+    folder = socket_dir(url)
     assert len(bytes(folder)) < 90
     assert mode(folder) == 0o700
     os.kill(postmaster(data_dir), signal.SIGKILL)
     assert await server.ensure_running() == url
     assert await ask(url, "select 1") == 1
     await server.stop()
-    assert not folder.exists()
+    assert not exists(folder)
 
 
-async def test_any_sign_in_a_path(make: Make, tmp_path: Path) -> None:
-    """Signs that mean something in a URL, a list or a shell do no harm in the name of a data folder."""
-    data_dir = tmp_path / "a, b%20c'd\"e$f&g?h#ü"
-    assert await ask(await make(data_dir).start(), "select 1") == 1
-
-
-async def test_data_of_another_major_version_is_refused(make: Make, tmp_path: Path) -> None:
+async def test_data_of_another_major_version_is_refused(make: Make, data_dir: Path) -> None:
     """A folder another PostgreSQL wrote is left alone, and the message names both versions and the way out."""
-    data_dir = tmp_path / "data"
     server = make(data_dir)
     await server.start()
     await server.stop()
@@ -231,13 +181,13 @@ async def test_a_temporary_one_leaves_nothing(make: Make) -> None:
     """After its stop there is neither a process nor a folder of a temporary server."""
     server = make(None)
     url = await server.start()
-    folder = Path(url.partition("host=")[2].partition("&")[0])
-    process = Path("/proc", (folder / "postmaster.pid").read_text().split()[0])
+    folder = socket_dir(url)
+    process = int((folder / "postmaster.pid").read_text().split()[0])
     assert folder.parent.name.startswith(PREFIX)
-    assert process.exists()
+    assert alive(process)
     await server.stop()
-    assert not folder.parent.exists()
-    assert not process.exists()
+    assert not exists(folder.parent)
+    assert not alive(process)
     with pytest.raises(EmbeddedError, match="not been started"):
         _ = server.dsn
 
@@ -254,7 +204,7 @@ async def test_safe_by_default(tmp_path: Path) -> None:
     await server.stop()
 
 
-async def test_the_environment_has_no_say(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_environment_has_no_say(make: Make, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables meant for another PostgreSQL neither misdirect the server nor the URL it gives."""
     nonsense = {
         "PGHOST": "192.0.2.1",
@@ -266,16 +216,16 @@ async def test_the_environment_has_no_say(make: Make, tmp_path: Path, monkeypatc
     }
     for name, value in nonsense.items():
         monkeypatch.setenv(name, value)
-    url = await make(tmp_path / "data").start()
+    url = await make(data_dir).start()
     monkeypatch.delenv("PGOPTIONS")
     assert await ask(url, "select current_user || ' ' || current_database()") == "letta_indexer letta_indexer"
 
 
-async def test_it_works_under_uvloop(tmp_path: Path) -> None:
+async def test_it_works_under_uvloop(data_dir: Path) -> None:
     """The daemon's event loop, which cannot start processes as another user itself, makes no difference."""
 
     async def life() -> object:
-        server = EmbeddedPostgres(tmp_path / "data", fast_for_tests=True, bin_dir=chosen_bin_dir())
+        server = new_server(data_dir)
         answer = await ask(await server.start(), "select 1")
         await server.stop()
         return answer
@@ -283,12 +233,12 @@ async def test_it_works_under_uvloop(tmp_path: Path) -> None:
     assert await asyncio.to_thread(uvloop.run, life()) == 1
 
 
-async def test_a_server_that_will_not_start_says_why(make: Make, tmp_path: Path) -> None:
+async def test_a_server_that_will_not_start_says_why(make: Make, data_dir: Path) -> None:
     """The error carries PostgreSQL's own words; once the cause is gone, the same object works."""
-    server = make(tmp_path / "data")
+    server = make(data_dir)
     await server.start()
     await server.stop()
-    conf = tmp_path / "data/postgres/postgresql.conf"
+    conf = data_dir / "postgres/postgresql.conf"
     right = conf.read_text()
     conf.write_text(right + "shared_buffers = many\n")
     with pytest.raises(EmbeddedError, match=r"did not start in .*shared_buffers"):
@@ -297,66 +247,7 @@ async def test_a_server_that_will_not_start_says_why(make: Make, tmp_path: Path)
     assert await ask(await server.start(), "select 1") == 1
 
 
-def test_the_newest_postgresql_of_the_wheel_is_used() -> None:
-    """Of the versions the wheel brings, the highest is taken, with its client programs, without importing it."""
-    versions = [version_of(path.parent) for path in binaries().parents[1].glob("pginstall*/bin/postgres")]
-    assert server_version() == max(versions, key=lambda version: [int(part) for part in version.split(".")])
-    assert all((binaries() / name).is_file() for name in ("psql", "pg_dump", "pg_isready", "initdb"))
-    code = f"import sys, indexer.embedded as e; e.binaries(); sys.exit('{WHEEL}' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0
-
-
-def test_where_the_data_goes_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root has a folder of the system; a user the one of the XDG specification, where a relative value is void."""
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert default_data_dir() == Path("/var/lib/letta-indexer")
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setenv("HOME", "/home/ann")
-    for value, expected in ("/d", "/d"), ("", "/home/ann/.local/share"), ("d", "/home/ann/.local/share"):
-        monkeypatch.setenv("XDG_DATA_HOME", value)
-        assert default_data_dir() == Path(expected, "letta-indexer")
-
-
-def test_no_user_to_run_as_is_an_error_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a system user, and no way to create one, the message says what to do; so for a uid without a name."""
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(account, "SYSTEM_USER", "no-such-user-here")
-    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    with pytest.raises(EmbeddedError, match=r"`useradd --system no-such-user-here`"):
-        account.server_account(None)
-    with pytest.raises(EmbeddedError, match="belongs to root"):
-        account.server_account(0)
-    monkeypatch.setattr(os, "geteuid", lambda: 3_999_999)
-    with pytest.raises(EmbeddedError, match="has no name"):
-        account.server_account(None)
-    with pytest.raises(EmbeddedError, match="belongs to user id 5"):
-        account.server_account(5)
-
-
-def test_only_folders_of_our_own_making_are_trusted(tmp_path: Path) -> None:
-    """A socket folder is used again only if it is ours, private, no symbolic link, and named as we name them."""
-    me = Account("me", os.geteuid(), os.getegid())
-    good = tmp_path / f"{PREFIX}a"
-    good.mkdir(mode=0o700)
-    link = tmp_path / f"{PREFIX}b"
-    link.symlink_to(good)
-    assert trusted(good, me)
-    assert not trusted(good, Account("other", me.uid + 1, me.gid))
-    assert not trusted(link, me)
-    assert not trusted(tmp_path, me)
-    assert not trusted(tmp_path / f"{PREFIX}missing", me)
-    good.chmod(0o770)
-    assert not trusted(good, me)
-
-
-def test_the_longest_socket_path() -> None:
-    """107 bytes are the limit of the kernel's address, counted in bytes and with the socket's name."""
-    assert fits_socket(Path("/" + "a" * 92))
-    assert not fits_socket(Path("/" + "a" * 93))
-    assert not fits_socket(Path("/ü"))
-
-
-async def test_the_suite_s_databases(tmp_path: Path) -> None:
+async def test_the_suite_s_databases() -> None:
     """A clone has the template's content, is nobody else's, and is gone after the test, also while in use."""
     cluster = TestCluster()
     await cluster.start()

@@ -1,0 +1,123 @@
+"""What the steps of one writing transaction share, and leave for the next."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import asyncpg
+
+from indexer.batch import Batch, Key, Order
+from indexer.model import Reason
+from indexer.store.connection import Connection
+from indexer.store.statements import statement, table_of
+
+MAX_PAYLOAD = 7_900  # bytes; NOTIFY ends at 8,000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What bounds the index, per account and for what was set aside; ``keep_content``: keep the texts of old prompts."""
+
+    quota_rows: int = 1_000_000
+    quota_bytes: int = 10 << 30
+    letter_rows: int = 10_000
+    letter_bytes: int = 64 << 20
+    letter_age: timedelta = timedelta(days=30)
+    keep_content: bool = False
+
+
+@dataclass(slots=True)
+class Applied:
+    """What a batch came to, for the counters."""
+
+    rows: Counter[str] = field(default_factory=Counter)  # by collection: put or deleted
+    recompiles: Counter[str] = field(default_factory=Counter)  # by kind
+    dropped: Counter[Reason] = field(default_factory=Counter)
+
+    def __add__(self, other: Applied) -> Applied:
+        return Applied(self.rows + other.rows, self.recompiles + other.recompiles, self.dropped + other.dropped)
+
+
+class Pair(NamedTuple):
+    """The prompts of one agent in one repository: what freshness is refreshed by."""
+
+    did: str
+    space: str
+    agent_uri: str
+
+
+@dataclass(slots=True)
+class Context:
+    """One transaction: its connection and batch, what was read under the locks, what it has done so far."""
+
+    connection: Connection
+    batch: Batch
+    limits: Limits
+    now: datetime
+    applied: Applied = field(default_factory=Applied)
+    purged_revs: dict[str, str] = field(default_factory=dict)
+    forgotten: set[str] = field(default_factory=set)
+    tombstones: dict[Key, Order] = field(default_factory=dict)
+    kept: dict[Key, asyncpg.Record] = field(default_factory=dict)  # rows as they were
+    sizes: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # records, bytes of a repo before
+    growth: defaultdict[tuple[str, str], list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
+    pairs: set[Pair] = field(default_factory=set)
+    agents: set[str] = field(default_factory=set)  # URIs of agents that changed, vanished, were hidden or came back
+    news: list[str] = field(default_factory=list)
+
+    async def fetch(self, name: str, *args: Any, table: str | None = None) -> list[asyncpg.Record]:
+        """Run a named statement and return its rows."""
+        return await self.connection.fetch(statement(name, table), *args)
+
+    async def execute(self, name: str, *args: Any, table: str | None = None) -> None:
+        """Run a named statement for what it does."""
+        await self.connection.execute(statement(name, table), *args)
+
+    def survives(self, key: Key, order: Order) -> bool:
+        """Whether nothing that is known takes a version of this order away: a delete, a purge, a ``forget``."""
+        return (
+            order > self.tombstones.get(key, Order("", False))
+            and order.rev > self.purged_revs.get(key.did, "")
+            and key.did not in self.forgotten
+        )
+
+    def announce(self, event: str, space: str, **facts: object) -> None:
+        """Have listeners told at commit, of public records only."""
+        if space == "":
+            payload = json.dumps({"event": event, **facts})
+            if len(payload) <= MAX_PAYLOAD:
+                self.news.append(payload)
+
+
+def columns(rows: Iterable[Sequence[Any]], width: int) -> list[list[Any]]:
+    """Rows to columns, the form unnest takes; ``width`` empty columns where there are no rows."""
+    return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]
+
+
+def key_in(row: asyncpg.Record) -> Key:
+    """The key of a row that came from the database."""
+    return Key(row["did"], row["space"], row["collection"], row["rkey"])
+
+
+def short_keys(keys: Iterable[Key]) -> list[list[Any]]:
+    """Columns did, space, rkey: the key within the table of one collection."""
+    return columns(((key.did, key.space, key.rkey) for key in keys), 3)
+
+
+def by_table(keys: Iterable[Key]) -> dict[str, list[Key]]:
+    """Keys grouped by the table that keeps them."""
+    grouped: defaultdict[str, list[Key]] = defaultdict(list)
+    for key in keys:
+        grouped[table_of(key.collection)].append(key)
+    return grouped
+
+
+def did_of(uri: str) -> str:
+    """The account of a canonical record URI."""
+    parts = uri.split("/")
+    return parts[6] if parts[3] == "space" else parts[2]
