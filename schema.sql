@@ -148,23 +148,70 @@ create table letta_store.account (
     status_time timestamptz not null default '0001-01-01 00:00+00',
     hidden boolean not null generated always as (not active and status not in ('desynchronized', 'throttled')) stored,
     purged_rev text collate "C" not null default '',
-    forgotten boolean not null default false
+    forgotten boolean not null default false,
+    signing_key text,
+    pds text,
+    resolved_at timestamptz,
+    check_at timestamptz,
+    checks integer not null default 0
 );
+create index account_check on letta_store.account (check_at) where check_at is not null;
 comment on table letta_store.account is
-    'Every did that owns or is named by a row. purged_rev: nothing at or below it comes back. Writers lock these rows first';
+    'Every did that owns or is named by a row. purged_rev: nothing at or below it comes back. check_at: when its identity and status are asked for next. Writers lock these rows first';
 
 create table letta_store.repo (
     did text collate "C" not null,
     space text collate "C" not null default '',
     rev text collate "C" not null default '',
     snapshot_rev text collate "C" not null default '',
+    data_cid text collate "C",
     records bigint not null default 0,
     bytes bigint not null default 0,
+    want text check (want in ('decide', 'fetch')),
+    want_no bigint not null default 0,
+    wanted_rev text collate "C",
+    want_reasons text[] not null default '{}',
+    claim_id uuid,
+    lease_until timestamptz,
+    attempts integer not null default 0,
+    behind integer not null default 0,
+    next_attempt_at timestamptz,
     last_error text,
     first_seen timestamptz not null default now(),
     primary key (did, space)
 );
-comment on table letta_store.repo is 'A repository is tracked when it has a row. rev: the last proven one';
+create index repo_want on letta_store.repo (next_attempt_at) where want is not null;
+comment on table letta_store.repo is
+    'A repository is tracked when it has a row. rev, data_cid: the last proven state. want: decide (pending may settle it) or fetch; behind: fetches in a row that fell short';
+
+create table letta_store.pending (
+    did text collate "C" not null,
+    space text collate "C" not null default '',
+    rev text collate "C" not null,
+    digest text collate "C" not null,
+    source text not null,
+    reason text not null,
+    frame bytea not null,
+    seen_at timestamptz not null default now(),
+    primary key (did, space, rev, digest)
+);
+comment on table letta_store.pending is 'Commits that could not be decided yet, as they came; bounded per repository and in all';
+
+create table letta_store.probe (
+    did text collate "C" primary key,
+    attempts integer not null default 0,
+    next_attempt_at timestamptz not null default now()
+);
+comment on table letta_store.probe is 'Untracked accounts to be asked once whether they hold what we follow';
+
+create table letta_store.discovery (
+    source text not null,
+    collection text not null,
+    page text,
+    done boolean not null default false,
+    primary key (source, collection)
+);
+comment on table letta_store.discovery is 'How far each source''s host has been asked for the repositories that hold a collection';
 
 
 -- Records: one row each. other_record is the pattern of the typed tables.
@@ -304,6 +351,7 @@ create table letta_store.cursor (
     source text primary key,
     seq bigint,
     event_time timestamptz,
+    filter text,
     state text not null default 'connecting',
     detail text,
     updated_at timestamptz not null default now()
@@ -622,9 +670,10 @@ comment on view letta.integrity_issue is
 
 create view letta.repo with (security_invoker = true) as
 select
-    r.did, r.space, x.handle, x.active, x.status, x.hidden, r.rev, r.records, r.bytes, r.last_error, r.first_seen
+    r.did, r.space, x.handle, x.active, x.status, x.hidden, r.rev, r.snapshot_rev, r.records, r.bytes,
+    r.want, r.want_reasons, r.wanted_rev, r.attempts, r.next_attempt_at, r.last_error, r.first_seen
 from letta_store.repo r join letta_store.account x on x.did = r.did;
-comment on view letta.repo is 'Every tracked repository: its account''s status, how much of it is kept, its last error';
+comment on view letta.repo is 'Every tracked repository: its account''s status, how much of it is kept, what is wanted of it and why, its last error';
 
 create view letta.source with (security_invoker = true) as
 select source, seq, event_time, state, detail, updated_at from letta_store.cursor;

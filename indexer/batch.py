@@ -7,11 +7,21 @@ counts, also those that a later change of the same batch overwrites.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple
 
-from indexer.model import COMPILED_PROMPT, CONVERSATION, AccountChange, Change, DeadLetter, HandleChange
+from indexer.model import (
+    COMPILED_PROMPT,
+    CONVERSATION,
+    AccountChange,
+    Change,
+    DeadLetter,
+    HandleChange,
+    Proposal,
+    Undecided,
+    Want,
+)
 
 ROW_OVERHEAD = 256  # bytes that a change weighs beside its record
 
@@ -52,33 +62,37 @@ def order_of(change: Change) -> Order:
 
 @dataclass(slots=True)
 class Batch:
-    """Changes, account states, dead letters and source positions that are committed in one transaction."""
+    """Changes, commits, wants, account states, dead letters and source positions, committed in one transaction.
+
+    ``puts``, ``deletes`` and ``versions`` are written whatever else is known of the repository; the changes of
+    ``proposals`` only where the commit continues what is held.
+    """
 
     puts: dict[Key, Change] = field(default_factory=dict)
     deletes: dict[Key, Order] = field(default_factory=dict)
     versions: dict[tuple[Key, str, str], Change] = field(default_factory=dict)
+    proposals: list[Proposal] = field(default_factory=list)
+    undecided: list[Undecided] = field(default_factory=list)
+    wants: list[Want] = field(default_factory=list)
+    probes: set[str] = field(default_factory=set)
     accounts: dict[str, AccountChange] = field(default_factory=dict)
     handles: dict[str, HandleChange] = field(default_factory=dict)
     dead_letters: list[DeadLetter] = field(default_factory=list)
     positions: dict[str, Position] = field(default_factory=dict)
+    changes: int = 0  # taken in
     size: int = 0  # bytes, roughly
 
     @property
     def rows(self) -> int:
-        """How many things there are to write, positions aside."""
-        return (
-            len(self.versions)
-            + len(self.puts)
-            + len(self.deletes)
-            + len(self.accounts)
-            + len(self.handles)
-            + len(self.dead_letters)
-        )
+        """How many things were taken in, positions aside."""
+        others = (self.undecided, self.wants, self.probes, self.accounts, self.handles, self.dead_letters)
+        return self.changes + len(self.proposals) + sum(map(len, others))
 
     def add(self, change: Change) -> None:
         """Take one change in; only the greatest of each key is kept for its row."""
         key = key_of(change)
-        self.size += ROW_OVERHEAD + (change.record.size if change.record is not None else 0)
+        self.changes += 1
+        self.size += weight_of(change)
         if change.cid is None:
             self.deletes[key] = max(order_of(change), self.deletes.get(key, Order("", False)))
             return
@@ -88,16 +102,24 @@ class Batch:
         if change.collection in (COMPILED_PROMPT, CONVERSATION):
             self.versions[key, change.rev, change.cid] = change
 
+    def propose(self, proposal: Proposal) -> None:
+        """Take a proven commit in, to be written if it continues what is held then."""
+        self.proposals.append(proposal)
+        self.size += ROW_OVERHEAD + len(proposal.frame) + sum(map(weight_of, proposal.changes))
+
+    def hold(self, undecided: Undecided) -> None:
+        """Take a commit in that has to wait for a decision."""
+        self.undecided.append(undecided)
+        self.size += ROW_OVERHEAD + len(undecided.frame)
+
     def add_account(self, change: AccountChange) -> None:
         """Take an account's state in; the latest by time wins, whatever order they come in."""
         self.size += ROW_OVERHEAD
         kept = self.accounts.get(change.did)
-        if kept is None:
-            self.accounts[change.did] = change
-        else:
+        if kept is not None:
             later = max(kept, change, key=lambda one: (one.time, one.status))
-            purge = max(kept.purge_rev, change.purge_rev)
-            self.accounts[change.did] = AccountChange(later.did, later.time, later.active, later.status, purge)
+            change = replace(later, purge_rev=max(kept.purge_rev, change.purge_rev))
+        self.accounts[change.did] = change
 
     def add_handle(self, change: HandleChange) -> None:
         """Take an account's claimed handle in; the latest by time wins."""
@@ -112,32 +134,47 @@ class Batch:
         self.dead_letters.append(letter)
 
     def dids(self) -> set[str]:
-        """Every account that this batch writes."""
-        return (
-            {key.did for key in self.puts} | {key.did for key in self.deletes} | set(self.accounts) | set(self.handles)
-        )
+        """Every account whose rows or state this batch can write (a handle alone is no state)."""
+        keys = {key.did for key in self.puts} | {key.did for key in self.deletes}
+        events = (self.proposals, self.undecided, self.wants)
+        return keys | {one.did for group in events for one in group if one.did} | set(self.accounts)  # type: ignore[attr-defined]
 
     def halves(self) -> tuple[Batch, Batch]:
-        """Two batches that together do what this one does; the second has the positions and the dead letters.
+        """Two batches that, written one after the other, do what this one does; all but changes is in the second.
 
-        Changes of one key stay together. Raises ValueError if there is nothing left to part.
+        Changes of one key stay together, proposals keep their order. Raises ValueError if nothing is left to part.
         """
+        low, high = Batch(), replace(self, puts={}, deletes={}, versions={}, proposals=[])
         keys = sorted({*self.puts, *self.deletes})
-        if len(keys) < 2:
-            raise ValueError("a batch of one key has no halves")
-        first = set(keys[: len(keys) // 2])
-        low, high = Batch(), Batch()
-        for key in keys:
-            half = low if key in first else high
-            if key in self.puts:
-                half.puts[key] = self.puts[key]
-            if key in self.deletes:
-                half.deletes[key] = self.deletes[key]
-        for version, change in self.versions.items():
-            (low if version[0] in first else high).versions[version] = change
-        high.accounts, high.handles = self.accounts, self.handles
-        high.dead_letters, high.positions = self.dead_letters, self.positions
+        if keys and self.proposals:
+            low.proposals = self.proposals
+            self._move(keys, high)
+        elif len(keys) > 1:
+            self._move(keys[: len(keys) // 2], low)
+            self._move(keys[len(keys) // 2 :], high)
+        elif len(self.proposals) > 1:
+            middle = len(self.proposals) // 2
+            low.proposals, high.proposals = self.proposals[:middle], self.proposals[middle:]
+        elif self.proposals and len(self.proposals[0].changes) > 1:
+            (only,) = self.proposals
+            middle = len(only.changes) // 2
+            low.proposals = [replace(only, changes=only.changes[:middle])]
+            for change in only.changes[middle:]:  # proven as they are, whatever became of the commit
+                high.add(change)
+        else:
+            raise ValueError("nothing left to part")
         return low, high
+
+    def _move(self, keys: list[Key], target: Batch) -> None:
+        wanted = set(keys)
+        target.puts = {key: change for key, change in self.puts.items() if key in wanted}
+        target.deletes = {key: order for key, order in self.deletes.items() if key in wanted}
+        target.versions = {version: change for version, change in self.versions.items() if version[0] in wanted}
+
+
+def weight_of(change: Change) -> int:
+    """Bytes that a change takes, roughly."""
+    return ROW_OVERHEAD + (change.record.size if change.record is not None else 0)
 
 
 def _rank(change: Change) -> tuple[str, bool, str]:

@@ -44,7 +44,32 @@ class Reason(StrEnum):
     DENIED = "denied"  # by --only or --deny
     FORGOTTEN = "forgotten"
     QUOTA = "quota"
+    DUPLICATE = "duplicate"  # a commit not newer than what is held: nothing to do
+    UNPROVEN = "unproven"  # a commit that its own signed tree contradicts
+    PENDING_FULL = "pending_full"  # no room left to keep an undecided commit
+    REWOUND = "rewound"  # a repository whose host went back to an earlier state, replaced whole
+    UNSIGNED_REV = "unsigned_rev"  # a wanted revision that the account's host doesn't know, given up
     REFUSED_BY_DATABASE = "refused_by_database"
+
+
+class WantReason(StrEnum):
+    """Why a repository is wanted: a closed list, the label of ``wants``."""
+
+    UNKNOWN_KEY = "unknown_key"
+    BAD_SIGNATURE = "bad_signature"
+    GAP = "gap"
+    MISSING_BLOCK = "missing_block"
+    UNPROVEN = "unproven"
+    PENDING_FULL = "pending_full"
+    SYNC = "sync"
+    TOO_BIG = "too_big"
+    FIRST_SEEN = "first_seen"
+    RETURNED = "returned"
+    OUTDATED_CURSOR = "outdated_cursor"
+    SEQUENCE_RESET = "sequence_reset"
+    FILTER_WIDENED = "filter_widened"
+    BACKFILL = "backfill"
+    CHECK = "check"
 
 
 # Events: what a source says, decoded but not yet believed.
@@ -156,10 +181,49 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Proposal:
+    """A commit proven in itself: whether it continues what is held is decided when it is written.
+
+    ``prev_data`` is the root its operations start from, None if that isn't known; CIDs are text. ``frame`` is kept
+    if it has to wait.
+    """
+
+    did: str
+    rev: str
+    since: str | None
+    prev_data: str | None
+    data: str
+    changes: tuple[Change, ...]
+    source: str
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """A commit that can't be judged from what is at hand: it waits in ``pending``, and its repository is wanted."""
+
+    did: str
+    rev: str
+    reason: WantReason
+    source: str
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A repository to be fetched, at ``rev`` or later (None: as it is now). ``did`` '' stands for every tracked one."""
+
+    did: str
+    reason: WantReason
+    rev: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AccountChange:
     """The state of an account as of ``time``; of two with equal times the greater ``status`` wins.
 
     ``purge_rev``, if not empty, takes all of the account's rows and history at or below it away for good.
+    ``confirm``: the account's current host is asked, and what returns is fetched.
     """
 
     did: str
@@ -167,20 +231,22 @@ class AccountChange:
     active: bool
     status: str
     purge_rev: str = ""
+    confirm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class HandleChange:
-    """The handle an account claims as of ``time``, unproven."""
+    """The handle an account claims as of ``time``, unproven; ``confirm``: its identity is resolved instead."""
 
     did: str
     time: datetime
     handle: str | None
+    confirm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Something set aside: ``frame`` holds its raw bytes, or nothing where they are too many; ``size`` is their number."""
+    """Something set aside: ``frame`` holds its raw bytes, or nothing if they are too many; ``size`` is their number."""
 
     source: str
     position: int | None

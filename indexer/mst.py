@@ -238,7 +238,7 @@ class PartialTree:
 
     def root(self) -> bytes:
         """CID of the tree as it is now."""
-        return self._cid(self._root) or EMPTY_ROOT
+        return EMPTY_ROOT if self._root is None else _cid(self._root)
 
     def get(self, key: bytes) -> bytes | None:
         """CID of the record ``key``, or None if there is none: as :func:`find`."""
@@ -354,10 +354,13 @@ class PartialTree:
             only, layer = self._root.children[0], self._root.layer - 1
             self._root = None if only is None else self._open(only, layer, _BELOW, _ABOVE)
 
-    def _cid(self, subtree: _Subtree) -> bytes | None:
-        if isinstance(subtree, _Node) and subtree.cid is None:
-            subtree.cid = cid_of(encode_node(subtree.keys, subtree.values, [*map(self._cid, subtree.children)]))
-        return subtree.cid if isinstance(subtree, _Node) else subtree
+
+def _cid(node: _Node) -> bytes:
+    """CID of a node, computed if anything below it changed."""
+    if node.cid is None:
+        links = [_cid(child) if isinstance(child, _Node) else child for child in node.children]
+        node.cid = cid_of(encode_node(node.keys, node.values, links))
+    return node.cid
 
 
 def _cid_in_use(value: bytes) -> bytes:

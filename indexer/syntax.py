@@ -131,7 +131,7 @@ def is_at_uri(text: str) -> bool:
     """
     parts = _segments(text)
     if len(parts) > 1 and parts[1] == _SPACE:
-        return _is_space(parts) or (len(parts) == 7 and parse_record_uri(text) is not None)
+        return _is_space(parts) or parse_record_uri(text) is not None
     return (
         1 <= len(parts) <= 3
         and (_DID.fullmatch(parts[0]) is not None or is_handle(parts[0]))

@@ -1,6 +1,6 @@
 """The database of the test suite: one throw-away PostgreSQL a session, one fresh database a test.
 
-By default it is the embedded PostgreSQL of the wheel. ``LETTA_INDEXER_TEST_PG_BIN`` names another one's ``bin``
+By default it is the embedded PostgreSQL of the wheel. ``INDEXER_TEST_PG_BIN`` names another one's ``bin``
 folder (such as ``/usr/lib/postgresql/15/bin``), to test against the oldest version we support.
 """
 
@@ -22,7 +22,7 @@ TEMPLATE = "template_of_tests"
 
 def chosen_bin_dir() -> Path | None:
     """Return the folder of PostgreSQL programs the environment asks for, None for the wheel's."""
-    folder = os.environ.get("LETTA_INDEXER_TEST_PG_BIN")
+    folder = os.environ.get("INDEXER_TEST_PG_BIN")
     return Path(folder) if folder else None
 
 

@@ -221,6 +221,8 @@ def test_violations_are_bounded() -> None:
     assert len(decoded.digests) == 100
     assert decoded.data["k7"] == "\ufffd"
     assert_harmless(decoded)
+    double = field(b"\x95" + b"\x61\0" * 19 + b"\x62\xff\0" * 2)
+    assert len(decode_record(double).violations) == 20
     deep = decode_record(canonical({name: {name: [1.5]}}))
     assert broken(deep) == [("n" * 200, "float")]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from indexer.cbor import cid_text, decode_record
 from indexer.errors import Rejected
-from indexer.lexicon import record_of, undecodable_record, validate
+from indexer.lexicon import _schema, record_of, undecodable_record, validate
 from indexer.model import AGENT, COMPILED_PROMPT, CONVERSATION, MESSAGE, Reason, Record, Violation
 from tests.records import CID, canonical, captured_records
 
@@ -210,6 +210,26 @@ def test_all_violations_are_listed() -> None:
 def test_unknown_collections(collection: str) -> None:
     """Without a schema nothing is valid or invalid, not even a foreign ``$type``."""
     assert validate(collection, "any", {"$type": "other"}) == (None, ())
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("name", ["array", "boolean", "integer", "object", "string", "unknown"])
+def test_types_of_schemas_to_come(name: str, kind: str) -> None:
+    """Every type of a schema means that JSON type alone; a schema without TIDs as keys asks for none."""
+    schema = _schema({"key": "any", "record": {"required": ["a"], "properties": {"a": {"type": name}}}})
+    fits = kind == ("object" if name == "unknown" else name)
+    assert list(schema.violations("a.b.c", "self", {"$type": "a.b.c", "a": VALUES[kind]})) == (
+        [] if fits else [Violation("a", "type")]
+    )
+
+
+@pytest.mark.parametrize(
+    "rules", [{"type": "blob"}, {"type": "string", "format": "did"}, {"type": "string", "enum": []}]
+)
+def test_rules_that_are_not_implemented(rules: dict[str, Any]) -> None:
+    """A packaged schema with a rule that would go unchecked is our own fault, and an error."""
+    with pytest.raises(ValueError, match="isn't implemented"):
+        _schema({"key": "tid", "record": {"required": [], "properties": {"a": rules}}})
 
 
 json_values = st.recursive(

@@ -86,7 +86,7 @@ def test_nsid(text: str) -> None:
     ["", "com.example", "a.", ".a.b.c", "a..b.c", "1.0.0.record", "com.example.foo.*", "com.example.2",
      "com.example.f-o",
      "com.example-.foo", "com.example.p_st", "com.exa💩ple.thing", "a.b.c ", "a.b.c\n", "com." + "o" * 64 + ".foo",
-     "com.example." + "o" * 64, "a." * 126 + "aa." + "n" * 63],
+     "com.example." + "o" * 64, "a." * 126 + "a." + "n" * 64, "a." * 126 + "aa.n"],
 )  # fmt: skip
 def test_no_nsid(text: str) -> None:
     """Wild cards, names with digits first or hyphens, wrong lengths are no NSIDs."""

@@ -142,9 +142,9 @@ def sign(message: bytes) -> bytes:
     return b"".join(number.to_bytes(32, "big") for number in decode_dss_signature(PRIVATE_KEY.sign(message)))
 
 
-def commit_block(data: bytes, **changes: Any) -> bytes:
-    """Signed commit object over the tree ``data``; ``changes`` replace fields before it is signed."""
-    fields = {"did": DID, "version": 3, "rev": REV, "prev": None, "data": link(data), **changes}
+def commit_block(root: bytes, **changes: Any) -> bytes:
+    """Signed commit object over the tree ``root``; ``changes`` replace fields before it is signed, ... omits one."""
+    fields = {"did": DID, "version": 3, "rev": REV, "prev": None, "data": link(root), **changes}
     fields = {name: content for name, content in fields.items() if content is not ...}
     return encode({**fields, "sig": sign(encode(fields))})
 

@@ -23,7 +23,7 @@ from indexer.embedded.folder import (
     temporary_folder,
     trusted,
 )
-from indexer.embedded.processes import belongs, number_taken, run, send, spawn_server, visible_servers
+from indexer.embedded.processes import belongs, number_taken, run, send, servers, spawn_server
 from indexer.errors import EmbeddedError
 
 _RECOVERY = 300.0  # seconds a server may take to replay its log before it answers
@@ -136,12 +136,12 @@ class Cluster:
         if running is None or not self._find_socket(running):
             return False
         status = self.folder.status()
-        return self._answers(running.pid, lambda: belongs(running.pid, status))
+        return self._answers(running.pid, lambda: belongs(running.pid, status, self._account))
 
     def _running(self) -> Postmaster | None:
         child = self._process.pid if self._process and self._process.poll() is None else None
         claimed = self.folder.postmaster()
-        if claimed and belongs(claimed.pid, self.folder.status()):
+        if claimed and belongs(claimed.pid, self.folder.status(), self._account):
             return claimed
         return Postmaster(child, "", "") if child else None  # alive, though somebody removed its file
 
@@ -209,7 +209,9 @@ class Cluster:
         self._socket_dir = self._choose_socket_dir()
         status = self.folder.status()
         for name, pid in self.folder.lock_files():
-            if number_taken(pid, status):  # PostgreSQL would believe it alive; other leftovers it clears itself
+            if number_taken(
+                pid, status, self._account
+            ):  # PostgreSQL would believe it alive; other leftovers it clears itself
                 self.folder.remove(name)
         self.folder.write("pg_hba.conf", configuration.hba(), self._account)
         self.folder.write("pg_ident.conf", configuration.ident({self._account.name, "root"}), self._account)
@@ -247,7 +249,7 @@ class Cluster:
         ):
             if number is not None:
                 running = self._running()
-                send(number, {*([running.pid] if running else []), *visible_servers(self.folder.status())})
+                send(number, {*([running.pid] if running else []), *servers(self.folder.status(), self._account)})
             lock = self._wait_until_gone(seconds)
             if lock is not None:
                 return lock
@@ -259,7 +261,7 @@ class Cluster:
             running = self._running()
             lock = None if running else self.folder.lock_servers()
             if lock is not None:
-                if not visible_servers(self.folder.status()):  # one started by hand does not hold the lock
+                if not servers(self.folder.status(), self._account):  # one started by hand does not hold the lock
                     return lock
                 os.close(lock)
             if time.monotonic() > deadline:

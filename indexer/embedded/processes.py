@@ -66,40 +66,41 @@ def spawn_server(command: Sequence[str | Path], *, account: Account, lock: int, 
     )
 
 
-def belongs(pid: int, folder: os.stat_result) -> bool:
-    """Whether the process ``pid`` is a PostgreSQL at work in ``folder`` (not one that got its number since).
-
-    A server's working directory is its data folder. Where the kernel doesn't show it to us (root in a container
-    without CAP_SYS_PTRACE), the program's name and its user have to do.
-    """
-    process = Path(f"/proc/{pid}")
-    try:
-        if process.joinpath("comm").read_text().strip() != "postgres":
-            return False
-        with contextlib.suppress(PermissionError):
-            return os.path.samestat(process.joinpath("cwd").stat(), folder)
-        return process.stat().st_uid == folder.st_uid
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+def servers(folder: os.stat_result, account: Account) -> set[int]:
+    """Return the ids of all PostgreSQL processes of ``account`` at work in ``folder``: that is their working folder."""
+    return _at_work((int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()), folder, account)
 
 
-def visible_servers(folder: os.stat_result) -> list[int]:
-    """Return the ids of all PostgreSQL processes at work in ``folder``, as far as the kernel shows them to us."""
-    numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
-    return [pid for pid in numbers if _works_in(pid, folder)]
+def belongs(pid: int, folder: os.stat_result, account: Account) -> bool:
+    """Whether ``pid`` is one of :func:`servers`, and not a process that got its number since."""
+    return pid in _at_work([pid], folder, account)
 
 
-def _works_in(pid: int, folder: os.stat_result) -> bool:
-    try:
-        inside = os.path.samestat(Path(f"/proc/{pid}/cwd").stat(), folder)
-    except OSError:
-        return False
-    return inside and belongs(pid, folder)
-
-
-def number_taken(pid: int, folder: os.stat_result) -> bool:
+def number_taken(pid: int, folder: os.stat_result, account: Account) -> bool:
     """Whether ``pid``, once a server of ``folder``, is the number of something else by now."""
-    return Path(f"/proc/{pid}").exists() and not belongs(pid, folder)
+    return Path(f"/proc/{pid}").exists() and not belongs(pid, folder, account)
+
+
+def _at_work(pids: Iterable[int], folder: os.stat_result, account: Account) -> set[int]:
+    found, hidden = set[int](), []
+    for pid in pids:
+        process = Path(f"/proc/{pid}")
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if process.joinpath("comm").read_text() == "postgres\n" and account.owns(process.stat()):
+                try:
+                    if os.path.samestat(process.joinpath("cwd").stat(), folder):
+                        found.add(pid)
+                except PermissionError:
+                    hidden.append(pid)
+    return found | _seen_by(account, hidden, folder) if hidden and account.switch else found
+
+
+def _seen_by(account: Account, pids: Sequence[int], folder: os.stat_result) -> set[int]:
+    """Look with the eyes of ``account``: root without CAP_SYS_PTRACE (in a container) isn't shown the folder."""
+    listing = run(["stat", "-L", "-c", "%n %d %i", *(f"/proc/{pid}/cwd" for pid in pids)], account=account).stdout
+    wanted = f"{folder.st_dev} {folder.st_ino}"
+    rows = (line.partition(" ") for line in listing.splitlines())
+    return {int(name.split("/")[2]) for name, _, place in rows if place == wanted}
 
 
 def send(number: signal.Signals, pids: Iterable[int]) -> None:

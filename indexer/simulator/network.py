@@ -101,6 +101,10 @@ class Network:
         """Put a frame of one's own among those emitted."""
         self._outbox.append(frame)
 
+    def reset_sequence(self, first_seq: int = 1) -> None:
+        """Number the events from ``first_seq`` on again, as a host does that lost its sequence."""
+        self._seq = first_seq - 1
+
     def stamp(self) -> dict[str, Value]:
         """``seq`` and ``time`` for the next event; the sequence number is used up."""
         self._seq += 1

@@ -76,7 +76,7 @@ class Pds(Service):
 
     def _concerned(self, frame: bytes) -> bool:
         body = events.parse(frame)[1]
-        account = self._network.accounts.get(body.get("repo") or body.get("did"))
+        account = self._network.accounts.get(body.get("repo") or body.get("did") or "")
         return account is not None and self._hosts(account)
 
     def _hosts(self, account: Account) -> bool:

@@ -19,11 +19,17 @@ Send: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 
 class Stream:
-    """A log of frames with any number of followers. All methods belong to one event loop."""
+    """A log of frames with any number of followers. All methods belong to one event loop.
+
+    ``connections`` counts followers, ``cursors`` says what each asked for, ``outdated`` and ``refused`` how many
+    asked for what is no longer kept, or for the future.
+    """
 
     def __init__(self) -> None:
         self.connections = 0
         self.cursors: list[int | None] = []
+        self.outdated = 0
+        self.refused = 0
         self._log: list[tuple[int | None, bytes]] = []
         self._dropped = 0  # entries that were in the log once, so that positions stay valid
         self._forgot = 0  # the last sequence number no longer kept
@@ -72,9 +78,11 @@ class Stream:
         self._announce()
         try:
             if cursor is not None and cursor > self.seq:
+                self.refused += 1
                 await send(events.error("FutureCursor", "Cursor in the future."))
                 return
             if cursor is not None and cursor < self._forgot:
+                self.outdated += 1
                 await send(events.info("OutdatedCursor", "Requested cursor exceeded limit."))
             while True:
                 changed = self._changed

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import datetime
+from typing import Literal, get_args
 
-from indexer.batch import Batch, Position
+from indexer.batch import Batch, Position, key_of
 from indexer.errors import BatchRefused, SchemaError
 from indexer.model import DeadLetter, Reason
 from indexer.store.connection import Connection, Dsn, connect, create_schema, ensure_schema, fetch, translated
@@ -18,11 +20,13 @@ from indexer.store.writer import write
 
 __all__ = ["Applied", "Limits", "Store", "Summary"]
 
+Purpose = Literal["write", "read", "repair"]
+
 SET_ASIDE_LIMIT = 256  # bytes of a refused record's key that its dead letter names
 
 
 class Store:
-    """One database: a connection for the writer, one for everything else, each made anew after it broke.
+    """One database: a connection for the writer, one for repair, one for readers, each made anew after it broke.
 
     ``dsn`` is awaited before each connection, so that it may start or restart the server. Every method raises
     DatabaseUnavailable where trying again can help, and SchemaError where it can't.
@@ -30,18 +34,18 @@ class Store:
 
     def __init__(self, dsn: Dsn, *, limits: Limits | None = None) -> None:
         self._dsn = dsn
-        self._limits = limits or Limits()
-        self._connections: dict[str, Connection] = {}
-        self._turns = {"write": asyncio.Lock(), "read": asyncio.Lock()}
+        self.limits = limits or Limits()
+        self._connections: dict[Purpose, Connection] = {}
+        self._turns: dict[Purpose, asyncio.Lock] = {purpose: asyncio.Lock() for purpose in get_args(Purpose)}
 
     async def open(self) -> None:
         """Connect, and create or check the schema. Raises SchemaError."""
-        async with self._connection("write") as connection:
+        async with self.connection("write") as connection:
             await ensure_schema(connection)
 
     async def initialize(self) -> bool:
         """Create the schema whatever else the database holds; False if it was there already."""
-        async with self._connection("write") as connection:
+        async with self.connection("write") as connection:
             return await create_schema(connection)
 
     async def close(self) -> None:
@@ -67,11 +71,11 @@ class Store:
         return await self.apply(low, now) + await self.apply(high, now)
 
     async def _write(self, batch: Batch, now: datetime) -> Applied:
-        async with self._connection("write") as connection:
+        async with self.connection("write") as connection:
             with translated():
-                applied = await write(connection, batch, self._limits, now)
+                applied = await write(connection, batch, self.limits, now)
                 if batch.dead_letters:
-                    limits = self._limits
+                    limits = self.limits
                     oldest = now - limits.letter_age
                     await connection.execute(
                         statement("bound_dead_letters"), limits.letter_rows, limits.letter_bytes, oldest
@@ -79,11 +83,12 @@ class Store:
                 return applied
 
     async def _set_aside(self, batch: Batch, refused: BatchRefused, now: datetime) -> Applied:
-        keys = {*batch.puts, *batch.deletes}
+        """Write the batch without the one change that the database refuses."""
+        keys = [*{*batch.puts, *batch.deletes}] or [key_of(c) for p in batch.proposals for c in p.changes]
         if not keys:
             raise SchemaError(f"the database refuses what holds no record: {refused}") from refused
-        rest = Batch(accounts=batch.accounts, handles=batch.handles, positions=batch.positions)
-        rest.dead_letters = list(batch.dead_letters)
+        rest = replace(batch, puts={}, deletes={}, versions={}, dead_letters=list(batch.dead_letters))
+        rest.proposals = [replace(proposal, changes=()) for proposal in batch.proposals]
         for key in keys:
             detail = f"{refused}: {key.collection}/{key.rkey}"[:SET_ASIDE_LIMIT]
             rest.add_dead_letter(DeadLetter("", None, key.did, Reason.REFUSED_BY_DATABASE, detail, b"", 0))
@@ -93,43 +98,43 @@ class Store:
 
     async def positions(self, sources: list[str]) -> dict[str, Position]:
         """The committed position of each of these sources that has one."""
-        async with self._connection("read") as connection:
+        async with self.connection("read") as connection:
             with translated():
                 rows = await fetch(connection, "cursors", sources)
         return {row["source"]: Position(row["seq"], row["event_time"]) for row in rows if row["seq"] is not None}
 
     async def set_source_state(self, source: str, state: str, detail: str | None, now: datetime) -> None:
         """Record what a source is doing, for ``letta.source``."""
-        async with self._connection("read") as connection:
+        async with self.connection("read") as connection:
             with translated():
                 await connection.execute(statement("put_source_state"), source, state, detail, now)
 
     async def ping(self) -> None:
         """Raise unless the database answers and has the schema."""
-        async with self._connection("read") as connection:
+        async with self.connection("read") as connection:
             with translated():
                 await connection.fetchval(statement("schema_version"))
 
     async def counts(self) -> tuple[dict[str, int], dict[str, int]]:
         """Prompts by freshness, and stale prompts by reason."""
-        async with self._connection("read") as connection:
+        async with self.connection("read") as connection:
             with translated():
                 return await read_counts(connection)
 
     async def summary(self) -> Summary:
         """What ``status`` shows."""
-        async with self._connection("read") as connection:
+        async with self.connection("read") as connection:
             with translated():
                 return await read_summary(connection)
 
     async def stale(self) -> list[dict[str, object]]:
         """The stale prompts, the longest stale first."""
-        async with self._connection("read") as connection:
+        async with self.connection("read") as connection:
             with translated():
                 return await read_stale(connection)
 
     @asynccontextmanager
-    async def _connection(self, purpose: str) -> AsyncIterator[Connection]:
+    async def connection(self, purpose: Purpose) -> AsyncIterator[Connection]:
         """The connection for a purpose, for one user at a time; closed if the user's work fails on it."""
         async with self._turns[purpose]:
             connection = self._connections.get(purpose)

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from indexer.batch import Key
-from indexer.model import COMPILED_PROMPT
+import asyncpg
+
+from indexer.batch import key_of
+from indexer.model import COMPILED_PROMPT, AccountChange, Want, WantReason
 from indexer.store.context import Context, columns, did_of, short_keys
 from indexer.store.rows import note_deleted
 from indexer.store.statements import HISTORY_TABLES, RECORD_TABLES
 
 
-async def lock(context: Context, more: set[str]) -> set[str]:
+async def lock(context: Context, more: set[str]) -> None:
     """Lock every account that the batch can touch: whose rows it writes, and whose agents its prompts name or named."""
+    context.locked = context.batch.dids() | more | {did_of(uri) for uri in await _agents(context)}
+    await context.execute("lock_accounts", list(context.locked))
+
+
+async def _agents(context: Context) -> list[str]:
+    """The agents that the batch's prompts name, and those they name until now."""
     batch = context.batch
-    prompts = [key for key in {*batch.puts, *batch.deletes} if key.collection == COMPILED_PROMPT]
-    dids = batch.dids() | more | {did_of(uri) for uri in await _agents(context, prompts)}
-    await context.execute("lock_accounts", list(dids))
-    return dids
-
-
-async def _agents(context: Context, prompts: list[Key]) -> list[str]:
+    changes = [*batch.puts.values(), *(change for proposal in batch.proposals for change in proposal.changes)]
+    keys = {*map(key_of, changes), *batch.deletes}
+    prompts = [key for key in keys if key.collection == COMPILED_PROMPT]
     if not prompts:
         return []
-    puts = [context.batch.puts[key].record for key in prompts if key in context.batch.puts]
-    references = [record.agent for record in puts if record is not None and record.agent is not None]
+    references = [c.record.agent for c in changes if c.record is not None and c.record.agent is not None]
     rows = await context.fetch("agents_of_prompts", *short_keys(prompts), references)
     return [row["agent_uri"] for row in rows]
 
@@ -41,7 +44,18 @@ async def update_accounts(context: Context) -> None:
     if news:
         await context.execute("put_account_states", *columns(((c.did, c.active, c.status, c.time) for c in news), 4))
         await _touch_agents(context, [change.did for change in news])
+        await _confirm([change for change in news if change.confirm], states, context)
     await _purge(context, {c.did: c.purge_rev for c in batch.accounts.values() if c.purge_rev})
+
+
+async def _confirm(news: list[AccountChange], states: dict[str, asyncpg.Record], context: Context) -> None:
+    """Have the account's own host asked about a state that hides it; what comes back is fetched anew."""
+    away = [change.did for change in news if not change.active]
+    if away:
+        await context.execute("put_checks", away, context.now)
+    for change in news:
+        if change.active and states[change.did]["hidden"] and (change.did, "") in context.sizes:
+            context.wants.append(Want(change.did, WantReason.RETURNED))
 
 
 async def _touch_agents(context: Context, dids: list[str]) -> None:

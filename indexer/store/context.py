@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from indexer.batch import Batch, Key, Order
-from indexer.model import Reason
+from indexer.model import Proposal, Reason, Undecided, Want
 from indexer.store.connection import Connection
 from indexer.store.statements import statement, table_of
 
@@ -21,7 +21,7 @@ MAX_PAYLOAD = 7_900  # bytes; NOTIFY ends at 8,000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What bounds the index, per account and for what was set aside; ``keep_content``: keep the texts of old prompts."""
+    """What bounds the index, per account and for what was set aside; ``keep_content``: keep texts of old prompts."""
 
     quota_rows: int = 1_000_000
     quota_bytes: int = 10 << 30
@@ -38,9 +38,11 @@ class Applied:
     rows: Counter[str] = field(default_factory=Counter)  # by collection: put or deleted
     recompiles: Counter[str] = field(default_factory=Counter)  # by kind
     dropped: Counter[Reason] = field(default_factory=Counter)
+    heads: dict[str, str] = field(default_factory=dict)  # proven revs that repositories moved to
 
     def __add__(self, other: Applied) -> Applied:
-        return Applied(self.rows + other.rows, self.recompiles + other.recompiles, self.dropped + other.dropped)
+        rows, recompiles = self.rows + other.rows, self.recompiles + other.recompiles
+        return Applied(rows, recompiles, self.dropped + other.dropped, self.heads | other.heads)
 
 
 class Pair(NamedTuple):
@@ -60,12 +62,19 @@ class Context:
     limits: Limits
     now: datetime
     applied: Applied = field(default_factory=Applied)
+    locked: set[str] = field(default_factory=set)
     purged_revs: dict[str, str] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
     tombstones: dict[Key, Order] = field(default_factory=dict)
     kept: dict[Key, asyncpg.Record] = field(default_factory=dict)  # rows as they were
     sizes: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # records, bytes of a repo before
     growth: defaultdict[tuple[str, str], list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
+    held: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # proven rev and tree of a repo before
+    snapshot_revs: dict[str, str] = field(default_factory=dict)
+    settled: list[Proposal] = field(default_factory=list)  # proposals that were applied or had nothing to add
+    waiting: list[Undecided] = field(default_factory=list)
+    wants: list[Want] = field(default_factory=list)
+    crowded: set[str] = field(default_factory=set)  # repositories of which something found no room
     pairs: set[Pair] = field(default_factory=set)
     agents: set[str] = field(default_factory=set)  # URIs of agents that changed, vanished, were hidden or came back
     news: list[str] = field(default_factory=list)
@@ -79,12 +88,16 @@ class Context:
         await self.connection.execute(statement(name, table), *args)
 
     def survives(self, key: Key, order: Order) -> bool:
-        """Whether nothing that is known takes a version of this order away: a delete, a purge, a ``forget``."""
+        """Whether nothing that is known takes a version of this order away: a delete, a snapshot, a purge."""
         return (
             order > self.tombstones.get(key, Order("", False))
-            and order.rev > self.purged_revs.get(key.did, "")
+            and order.rev > self.floor(key.did)
             and key.did not in self.forgotten
         )
+
+    def floor(self, did: str) -> str:
+        """The rev at or below which no event touches a row of this account: purged, or decided by a snapshot."""
+        return max(self.purged_revs.get(did, ""), self.snapshot_revs.get(did, ""))
 
     def announce(self, event: str, space: str, **facts: object) -> None:
         """Have listeners told at commit, of public records only."""

@@ -267,3 +267,219 @@ select kind, severity, count(*) as issues from letta.integrity_issue group by ki
 -- name: stale
 select uri, agent, conversation, stale_reasons, stale_since, evidence
 from letta.stale_prompt order by stale_since, uri;
+
+-- Chains, pending and wants.
+
+-- name: repo_states
+select did, space, rev, data_cid, snapshot_rev, want, want_no, wanted_rev, records, bytes
+from letta_store.repo where did = any($1::text[]);
+
+-- name: put_heads
+-- The last proven state of each repository, as of the commits that continue it.
+insert into letta_store.repo as kept (did, space, rev, data_cid)
+select did, '', rev, data_cid from unnest($1::text[], $2::text[], $3::text[]) as head (did, rev, data_cid)
+on conflict (did, space) do update set rev = excluded.rev, data_cid = excluded.data_cid
+where excluded.rev > kept.rev;
+
+-- name: put_wants
+-- A want on each of these repositories, tracked from now on. What pending may settle ('decide') raises no bar for a
+-- fetch that is under way; a fetch wanted anew does.
+insert into letta_store.repo as kept (did, space, want, want_no, wanted_rev, want_reasons, next_attempt_at)
+select did, '', want, 1, rev, reasons, $5
+from unnest($1::text[], $2::text[], $3::text[], $4::text[]) as w (did, want, rev, reason),
+    lateral (select array[reason] as reasons) r
+on conflict (did, space) do update set
+    want = case when kept.want = 'fetch' then 'fetch' else excluded.want end,
+    want_no = kept.want_no + case when excluded.want = 'fetch' or kept.want is null then 1 else 0 end,
+    wanted_rev = greatest(kept.wanted_rev, excluded.wanted_rev),
+    want_reasons = case when kept.want is null then excluded.want_reasons
+        when excluded.want_reasons <@ kept.want_reasons then kept.want_reasons
+        else kept.want_reasons || excluded.want_reasons end,
+    next_attempt_at = case when kept.want is null then greatest(kept.next_attempt_at, excluded.next_attempt_at)
+        else kept.next_attempt_at end;
+
+-- name: want_every_repo
+update letta_store.repo as kept
+set want = 'fetch', want_no = want_no + 1,
+    want_reasons = case when want is null then array[$1::text]
+        when $1::text = any(want_reasons) then want_reasons else want_reasons || $1::text end,
+    next_attempt_at = coalesce(next_attempt_at, $2)
+where space = '';
+
+-- name: meet_fetch_wants
+-- A proven head equal to what is held: whatever was wanted up to it is here.
+update letta_store.repo r
+set want = null, wanted_rev = null, want_reasons = '{}', attempts = 0, behind = 0, last_error = null
+from unnest($1::text[], $2::text[]) as head (did, rev)
+where r.did = any($1::text[]) and r.did = head.did and r.space = '' and r.rev = head.rev and r.want = 'fetch'
+    and (r.wanted_rev is not null and r.wanted_rev <= head.rev)
+    and r.want_reasons <@ array['sync', 'gap', 'too_big', 'missing_block', 'unproven']
+    and not exists (select from letta_store.pending p where p.did = r.did and p.space = r.space);
+
+-- name: pending_sizes
+select did, count(*) as frames, sum(length(frame)) as bytes
+from letta_store.pending where did = any($1::text[]) group by did;
+
+-- name: pending_total
+select count(*) as frames, coalesce(sum(length(frame)), 0)::bigint as bytes from letta_store.pending;
+
+-- name: put_pending
+insert into letta_store.pending (did, space, rev, digest, source, reason, frame)
+select did, '', rev, digest, source, reason, frame
+from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bytea[])
+    as p (did, rev, digest, source, reason, frame)
+on conflict do nothing;
+
+-- name: drop_pending
+delete from letta_store.pending p
+using unnest($1::text[], $2::text[], $3::text[]) as gone (did, rev, digest)
+where p.did = any($1::text[]) and p.did = gone.did and p.space = '' and p.rev = gone.rev and p.digest = gone.digest;
+
+-- name: purge_pending
+delete from letta_store.pending where did = any($1::text[]);
+
+-- name: pending_of
+select rev, digest, source, reason, frame from letta_store.pending where did = $1 and space = '' order by rev, digest;
+
+-- name: put_probes
+insert into letta_store.probe (did, next_attempt_at)
+select p.did, $2 from unnest($1::text[]) as p (did)
+left join (select did from letta_store.repo where did = any($1::text[])) r on r.did = p.did
+where r.did is null
+on conflict do nothing;
+
+-- name: tracked
+select r.did, r.rev, a.signing_key
+from letta_store.repo r join letta_store.account a on a.did = r.did where r.space = '';
+
+-- Repair: claims, settling, reconciling.
+
+-- name: due_wants
+select did from letta_store.repo
+where want is not null and space = '' and coalesce(next_attempt_at, $1) <= $1 and coalesce(lease_until, $1) <= $1
+order by next_attempt_at nulls first limit $2;
+
+-- name: claim_want
+update letta_store.repo r
+set claim_id = $2, lease_until = $4, attempts = r.attempts + 1
+from letta_store.account a
+where r.did = $1 and r.space = '' and r.want is not null and coalesce(r.lease_until, $3) <= $3 and a.did = r.did
+returning r.did, r.claim_id, r.rev, r.data_cid, r.want, r.want_no, r.wanted_rev, r.attempts, r.behind, a.status, a.hidden, a.pds,
+    a.signing_key, a.forgotten;
+
+-- name: claim_state
+select claim_id, want_no, want from letta_store.repo where did = $1 and space = '';
+
+-- name: pending_left
+select count(*) from letta_store.pending where did = $1 and space = '';
+
+-- name: clear_want
+update letta_store.repo
+set want = null, wanted_rev = null, want_reasons = '{}', attempts = 0, behind = 0, last_error = null,
+    claim_id = null, lease_until = null, next_attempt_at = $3
+where did = $1 and space = '' and want_no = $2;
+
+-- name: keep_deciding
+-- Fetched; what is pending above the snapshot is decided next.
+update letta_store.repo set want = 'decide', wanted_rev = null, behind = 0
+where did = $1 and space = '' and want_no = $2;
+
+-- name: release_want
+update letta_store.repo
+set claim_id = null, lease_until = null, next_attempt_at = $3, last_error = coalesce($4, last_error), behind = behind + $5
+where did = $1 and space = '' and claim_id = $2;
+
+-- name: repo_rows
+-- Every row of one repository: what a snapshot is compared with.
+select did, space, collection, rkey, cid, rev, proof is not null as proven, size, uri, {agent_uri}
+from letta_store.{table} r where did = $1 and space = '';
+
+-- name: raise_proofs
+update letta_store.{table} r set proof = 'repo'
+from unnest($1::text[], $2::text[], $3::text[], $4::text[]) as k (did, space, collection, rkey)
+where r.did = any($1::text[]) and r.did = k.did and r.space = k.space and r.collection = k.collection
+    and r.rkey = k.rkey and r.proof is null;
+
+-- name: drop_rows
+delete from letta_store.{table} r
+using unnest($1::text[], $2::text[], $3::text[], $4::text[]) as k (did, space, collection, rkey)
+where r.did = any($1::text[]) and r.did = k.did and r.space = k.space and r.collection = k.collection
+    and r.rkey = k.rkey
+returning r.did, r.space, r.collection, r.rkey, r.uri, r.size, {agent_uri};
+
+-- name: drop_tombstones
+delete from letta_store.tombstone where did = $1 and space = '' and (rev <= $2 or ($3 and not proven) or $4);
+
+-- name: drop_pending_up_to
+delete from letta_store.pending where did = $1 and space = '' and (rev <= $2 or $3);
+
+-- name: put_snapshot
+insert into letta_store.repo as kept (did, space, rev, data_cid, snapshot_rev) values ($1, '', $2, $3, $2)
+on conflict (did, space) do update set
+    snapshot_rev = case when $4 then excluded.snapshot_rev else greatest(kept.snapshot_rev, excluded.snapshot_rev) end,
+    rev = case when $4 or excluded.rev >= kept.rev then excluded.rev else kept.rev end,
+    data_cid = case when $4 or excluded.rev >= kept.rev then excluded.data_cid else kept.data_cid end;
+
+-- name: untrack
+-- An account that does not exist: nothing of it is kept but what may have been purged with it.
+delete from letta_store.repo where did = $1 and space = '' and records = 0;
+
+-- Accounts: identities and checks.
+
+-- name: note_identities
+-- What is known of these identities may have changed: keys are not believed until they are resolved again.
+update letta_store.account a set signing_key = null, check_at = $2, checks = 0
+where a.did = any($1::text[]) and exists (select from letta_store.repo r where r.did = a.did);
+
+-- name: put_checks
+update letta_store.account a set check_at = $2, checks = 0
+where a.did = any($1::text[]) and exists (select from letta_store.repo r where r.did = a.did);
+
+-- name: put_identity
+-- Not over an identity event that came after the resolution began ($5): that one is resolved anew.
+update letta_store.account
+set signing_key = $2, pds = $3, handle = $4, resolved_at = $6,
+    check_at = case when check_at <= $5 and status = 'active' then null else check_at end
+where did = $1 and (check_at is null or check_at <= $5)
+returning did;
+
+-- name: due_checks
+select did, status, active, status_time, checks, pds from letta_store.account
+where check_at is not null and check_at <= $1 order by check_at limit $2;
+
+-- name: postpone_check
+update letta_store.account set check_at = $2, checks = checks + 1 where did = $1;
+
+-- name: end_check
+update letta_store.account set check_at = null, checks = 0 where did = $1 and check_at <= $2;
+
+-- name: due_probes
+select did, attempts from letta_store.probe where next_attempt_at <= $1 order by next_attempt_at limit $2;
+
+-- name: postpone_probe
+update letta_store.probe set attempts = attempts + 1, next_attempt_at = $2 where did = $1;
+
+-- name: end_probe
+delete from letta_store.probe where did = $1;
+
+-- name: forget_account
+update letta_store.account set forgotten = true, handle = null, signing_key = null, pds = null, check_at = null
+where did = $1;
+
+-- name: untrack_all
+delete from letta_store.repo where did = $1;
+
+-- name: wants_by_reason
+select reason, count(*) as repos from letta_store.repo, unnest(want_reasons) as w (reason)
+where want is not null group by reason order by reason;
+
+-- name: open_wants
+-- How many wants are open, and how many of them have been tried three times in vain.
+select count(*) as open, count(*) filter (where attempts >= $1 and (lease_until is null or lease_until <= $2)) as failed
+from letta_store.repo where want is not null;
+
+-- name: prune_accounts
+-- States of accounts that hold nothing here, told long ago: only kept against events out of order.
+delete from letta_store.account a
+where a.status_time < $1 and not a.forgotten and a.purged_rev = ''
+    and not exists (select from letta_store.repo r where r.did = a.did);

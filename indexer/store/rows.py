@@ -30,7 +30,7 @@ async def read_counts(context: Context) -> None:
         context.growth[row["did"], row["space"]] = [row["records"], row["bytes"]]
 
 
-async def read_rows(context: Context, locked: set[str]) -> None:
+async def read_rows(context: Context) -> None:
     """Tombstones and rows of the batch's keys. Raises LocksMissedError."""
     keys = list({*context.batch.puts, *context.batch.deletes})
     if not keys:
@@ -41,7 +41,7 @@ async def read_rows(context: Context, locked: set[str]) -> None:
         for row in await _kept(context, table, group):
             context.kept[key_in(row)] = row
     prompts = [row for key, row in context.kept.items() if key.collection == COMPILED_PROMPT]
-    missed = {did_of(row["agent_uri"]) for row in prompts if row["agent_uri"]} - locked
+    missed = {did_of(row["agent_uri"]) for row in prompts if row["agent_uri"]} - context.locked
     if missed:
         raise LocksMissedError(missed)
 
@@ -57,7 +57,7 @@ async def delete(context: Context) -> None:
     deletes = {
         key: order
         for key, order in context.batch.deletes.items()
-        if order.rev > context.purged_revs.get(key.did, "") and key.did not in context.forgotten
+        if order.rev > context.floor(key.did) and key.did not in context.forgotten
     }
     if not deletes:
         return

@@ -6,44 +6,75 @@ that is decided on what was read under the locks.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Set
+from dataclasses import replace
 from datetime import datetime
+from typing import TypeVar
 
 import asyncpg
 
 from indexer.batch import Batch
 from indexer.store.accounts import lock, update_accounts
+from indexer.store.chain import decide, hold
 from indexer.store.connection import Connection
 from indexer.store.context import Applied, Context, Limits, Pair, columns
 from indexer.store.history import remember
 from indexer.store.rows import LocksMissedError, delete, put, read_counts, read_rows, write_counts
 
+T = TypeVar("T")
+
 ATTEMPTS = 8  # at getting all locks: each failure means that a prompt's agent changed in between
+
+
+Step = Callable[[Context], Awaitable[T]]
 
 
 async def write(connection: Connection, batch: Batch, limits: Limits, now: datetime) -> Applied:
     """Write a batch in one transaction. Driver errors come through untranslated; nothing is written then."""
-    more: set[str] = set()
+    return (await transact(connection, batch, limits, now))[0]
+
+
+async def transact(
+    connection: Connection,
+    batch: Batch,
+    limits: Limits,
+    now: datetime,
+    *,
+    dids: Set[str] = frozenset(),
+    before: Step[None] | None = None,
+    after: Step[T] | None = None,
+) -> tuple[Applied, T | None]:
+    """Write a batch in one transaction, with steps of the caller's: under the locks, and when the rows are written.
+
+    ``dids`` are locked beside those of the batch.
+    """
+    more = set(dids)
     for _ in range(ATTEMPTS):
-        context = Context(connection, batch, limits, now)
+        own = replace(batch, puts=dict(batch.puts), deletes=dict(batch.deletes), versions=dict(batch.versions))
+        context = Context(connection, own, limits, now)
         try:
             async with connection.transaction():
-                if batch.dids():
-                    await _index(context, more)
+                if batch.dids() or batch.wants or dids:
+                    await _index(context, more, before)
                 await _finish(context)
-                return context.applied
+                return context.applied, await after(context) if after is not None else None
         except LocksMissedError as missed:
             more |= missed.dids
     raise asyncpg.DeadlockDetectedError("the agents of the prompts in a batch kept changing")
 
 
-async def _index(context: Context, more: set[str]) -> None:
-    locked = await lock(context, more)
+async def _index(context: Context, more: set[str], before: Step[None] | None) -> None:
+    await lock(context, more)
     await read_counts(context)
     await update_accounts(context)
-    await read_rows(context, locked)
+    await decide(context)
+    if before is not None:
+        await before(context)
+    await read_rows(context)
     await delete(context)
     await remember(context, await put(context))
     await write_counts(context)
+    await hold(context)
     await refresh(context)
 
 
@@ -63,8 +94,15 @@ async def refresh(context: Context) -> None:
 
 async def _finish(context: Context) -> None:
     batch = context.batch
+    claimed = [change for change in batch.handles.values() if change.confirm]
+    if claimed:
+        await context.execute("note_identities", [change.did for change in claimed], context.now)
+    if batch.probes:
+        await context.execute("put_probes", list(batch.probes), context.now)
     if batch.handles:
-        await context.execute("put_handles", *columns(((c.did, c.handle, c.time) for c in batch.handles.values()), 3))
+        await context.execute(
+            "put_handles", *columns(((c.did, c.handle, c.time) for c in batch.handles.values() if not c.confirm), 3)
+        )
     if context.news:
         await context.fetch("notify", context.news)
     if batch.dead_letters:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import sha256
 from itertools import pairwise
+from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.simulator import tree
-from indexer.simulator.dagcbor import Link, cid_of, decode, encode
+from indexer.simulator.dagcbor import Link, cid_of, encode
+from indexer.simulator.partial import UnshownError, load, undo
 from indexer.simulator.tree import EMPTY, Node
 
 KEYS = [f"com.example.{name}/{number}" for name in ("a", "ab", "b") for number in range(120)]
@@ -55,43 +58,6 @@ def build(items: dict[str, bytes]) -> Node:
     return root
 
 
-class UnshownError(Exception):
-    """A node is needed that the commit didn't show."""
-
-
-class Missing(Node):
-    """A node of which only the CID is known: whoever looks inside gets :class:`UnshownError`."""
-
-    __slots__ = ("_known", "_layer")
-
-    def __init__(self, cid: bytes, layer: int) -> None:
-        self._known = cid
-        self._layer = layer
-
-    @property
-    def cid(self) -> bytes:
-        """The CID the parent names."""
-        return self._known
-
-    def __getattr__(self, name: str) -> object:
-        if name == "layer":
-            return self._layer
-        raise UnshownError(name)
-
-
-def load(cid: bytes, blocks: dict[bytes, bytes], layer: int) -> Node:
-    """A tree out of the blocks at hand, with holes where there is none."""
-    if cid not in blocks:
-        return Missing(cid, layer)
-    node, _ = decode(blocks[cid])
-    keys: list[str] = []
-    for entry in node["e"]:
-        keys.append((keys[-1] if keys else "")[: entry["p"]] + entry["k"].decode())
-    links = [node["l"], *(entry["t"] for entry in node["e"])]
-    children = tuple(None if link is None else load(link.cid, blocks, layer - 1) for link in links)
-    return Node(layer, tuple(keys), tuple(entry["v"].cid for entry in node["e"]), children)
-
-
 @given(contents, st.lists(st.tuples(key, value | st.none()), max_size=60))
 @settings(deadline=None)
 def test_the_root_is_that_of_a_tree_built_from_scratch(
@@ -114,7 +80,7 @@ def test_the_root_is_that_of_a_tree_built_from_scratch(
 @given(contents, st.dictionaries(key, value | st.none(), min_size=1, max_size=20), st.randoms(use_true_random=False))
 @settings(deadline=None)
 def test_a_commit_can_be_undone_from_the_nodes_that_cover_its_keys(
-    start: dict[str, bytes], changes: dict[str, bytes | None], random: object
+    start: dict[str, bytes], changes: dict[str, bytes | None], random: Random
 ) -> None:
     """Undoing the operations, in any order, needs nothing but the covering nodes (proposal 0006)."""
     before = build(start)
@@ -124,12 +90,9 @@ def test_a_commit_can_be_undone_from_the_nodes_that_cover_its_keys(
         after = tree.put(after, text, cid) if cid else tree.delete(after, text)
     shown = {node.cid: node.block for text, _ in done for node in tree.covering(after, text)}
     shown[after.cid] = after.block
-    partial = load(after.cid, shown, after.layer)
-    random.shuffle(done)  # type: ignore[attr-defined]
-    for text, _ in done:
-        old = start.get(text)
-        partial = tree.put(partial, text, old) if old else tree.delete(partial, text)
-    assert partial.cid == before.cid
+    random.shuffle(done)
+    undone = undo(load(after.cid, shown), [(text, start.get(text)) for text, _ in done])
+    assert undone.cid == before.cid
 
 
 @given(contents, key)
@@ -137,7 +100,7 @@ def test_a_path_proves_what_a_key_holds_or_that_it_holds_nothing(start: dict[str
     """The nodes of a path, and no others, answer for the key."""
     root = build(start)
     shown = {node.cid: node.block for node in tree.path(root, text)}
-    assert tree.get(load(root.cid, shown, root.layer), text) == start.get(text)
+    assert tree.get(load(root.cid, shown), text) == start.get(text)
 
 
 @given(contents, st.dictionaries(key, value, min_size=1, max_size=5))
@@ -150,3 +113,12 @@ def test_unhashed_nodes_are_those_the_old_tree_lacks(start: dict[str, bytes], ch
         after = tree.put(after, text, cid)
     fresh = {node.cid for node in list(tree.unhashed(after))}
     assert {node.cid for node in tree.nodes(after)} - old <= fresh
+
+
+def test_what_is_not_shown_cannot_be_used() -> None:
+    """Looking into a missing node is an error of its own, never a wrong answer."""
+    root = build({text: cid_of(text.encode()) for text in KEYS})
+    with pytest.raises(UnshownError):
+        load(root.cid, {})
+    with pytest.raises(UnshownError):
+        tree.get(load(root.cid, {root.cid: root.block}), next(text for text in KEYS if tree.layer_of(text) == 0))

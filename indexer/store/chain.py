@@ -1,0 +1,125 @@
+"""Commits in a transaction: which continue what is held, which have to wait, and what is wanted because of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from typing import NamedTuple
+
+from indexer.model import Proposal, Reason, Undecided, Want, WantReason
+from indexer.store.context import Context, columns
+
+EMPTY_TREE = "bafyreie5737gdxlw5i64vzichcalba3z2v5n6icifvx5xytvske7mr3hpm"  # the root of a repository without records
+DECIDABLE = frozenset({WantReason.UNKNOWN_KEY, WantReason.BAD_SIGNATURE, WantReason.GAP})  # pending may settle these
+
+REPO_FRAMES, REPO_BYTES = 500, 16 << 20  # pending, per repository
+TOTAL_FRAMES, TOTAL_BYTES = 50_000, 512 << 20  # pending, in all
+
+
+class Head(NamedTuple):
+    """The last proven state of a repository; nothing is held where ``rev`` is ''."""
+
+    rev: str
+    data: str | None
+
+
+async def decide(context: Context) -> None:
+    """Admit the changes of the proposals that continue what is held; the others wait. Needs the account locks."""
+    batch = context.batch
+    states = {row["did"]: row for row in await context.fetch("repo_states", list(batch.dids())) if not row["space"]}
+    context.snapshot_revs = {did: row["snapshot_rev"] for did, row in states.items()}
+    proposals: defaultdict[str, list[Proposal]] = defaultdict(list)
+    for proposal in batch.proposals:
+        if proposal.did not in context.forgotten:
+            proposals[proposal.did].append(proposal)
+    moved: dict[str, Head] = {}
+    for did, group in proposals.items():
+        held = Head(states[did]["rev"], states[did]["data_cid"]) if did in states else Head("", None)
+        context.held[did] = held
+        moved[did] = follow(context, held, sorted(group, key=lambda one: one.rev))
+    heads = [(did, head.rev, head.data) for did, head in moved.items() if head != context.held[did]]
+    if heads:
+        await context.execute("put_heads", *columns(heads, 3))
+    context.applied.heads.update((did, rev) for did, rev, _ in heads)
+
+
+def follow(context: Context, held: Head, proposals: list[Proposal]) -> Head:
+    """Take proposals of one repository, by rev, as far as they continue ``held``; the state they lead to."""
+    for proposal in proposals:
+        floor = max(held.rev, context.snapshot_revs.get(proposal.did, ""))
+        if proposal.rev <= floor:
+            context.applied.dropped[Reason.DUPLICATE] += 1
+            context.settled.append(proposal)
+            continue
+        first = not held.rev
+        if not first and (proposal.since, proposal.prev_data) != held:
+            gap = Undecided(proposal.did, proposal.rev, WantReason.GAP, proposal.source, proposal.frame)
+            context.waiting.append(gap)
+            continue
+        if first and proposal.prev_data != EMPTY_TREE:
+            context.wants.append(Want(proposal.did, WantReason.FIRST_SEEN))
+        for change in proposal.changes:
+            context.batch.add(change)
+        context.settled.append(proposal)
+        held = Head(proposal.rev, proposal.data)
+    return held
+
+
+async def hold(context: Context) -> None:
+    """Keep what has to wait, as far as there is room, and record what is wanted."""
+    waiting = [one for one in (*context.batch.undecided, *context.waiting) if one.did not in context.forgotten]
+    kept = await _with_room(context, waiting) if waiting else []
+    if kept:
+        rows = ((u.did, u.rev, digest_of(u.frame), u.source, u.reason.value, u.frame) for u in kept)
+        await context.execute("put_pending", *columns(rows, 6))
+    wants = [*context.batch.wants, *context.wants, *(Want(one.did, one.reason) for one in kept)]
+    crowded = {one.did for one in waiting} - {one.did for one in kept} | context.crowded
+    wants += [Want(did, WantReason.PENDING_FULL) for did in crowded]
+    await _want(context, [want for want in wants if want.did not in context.forgotten])
+
+
+def digest_of(frame: bytes) -> str:
+    """What tells two pending frames of one rev apart."""
+    return hashlib.sha256(frame).hexdigest()
+
+
+async def _with_room(context: Context, waiting: list[Undecided]) -> list[Undecided]:
+    sizes = {row["did"]: (row["frames"], row["bytes"]) for row in await context.fetch(
+        "pending_sizes", list({one.did for one in waiting}))}  # fmt: skip
+    (total,) = await context.fetch("pending_total")
+    frames, size = total["frames"], total["bytes"]
+    used = {did: list(value) for did, value in sizes.items()}
+    kept = []
+    for one in waiting:
+        own = used.setdefault(one.did, [0, 0])
+        weight = len(one.frame)
+        fits = own[0] < REPO_FRAMES and own[1] + weight <= REPO_BYTES
+        if fits and frames < TOTAL_FRAMES and size + weight <= TOTAL_BYTES:
+            own[0], own[1], frames, size = own[0] + 1, own[1] + weight, frames + 1, size + weight
+            kept.append(one)
+        else:
+            context.crowded.add(one.did)
+            context.applied.dropped[Reason.PENDING_FULL] += 1
+    return kept
+
+
+async def _want(context: Context, wants: list[Want]) -> None:
+    """One row a repository: of several reasons for one the strongest decides whether it has to be fetched."""
+    for want in wants:
+        if not want.did:
+            await context.execute("want_every_repo", want.reason.value, context.now)
+    merged: dict[tuple[str, WantReason], Want] = {}
+    for want in wants:
+        if want.did:
+            known = merged.get((want.did, want.reason), want)
+            merged[want.did, want.reason] = max(want, known, key=lambda one: one.rev or "")
+    rounds: Counter[str] = Counter()
+    grouped: defaultdict[int, list[Want]] = defaultdict(list)
+    for (
+        want
+    ) in merged.values():  # an upsert takes each row once: the second reason of a repository comes in a second one
+        grouped[rounds[want.did]].append(want)
+        rounds[want.did] += 1
+    for group in grouped.values():
+        rows = [(w.did, "decide" if w.reason in DECIDABLE else "fetch", w.rev, w.reason.value) for w in group]
+        await context.execute("put_wants", *columns(rows, 4), context.now)

@@ -1,0 +1,180 @@
+"""What the repair worker does in the store: claim a want, settle it from pending, reconcile a snapshot, or fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+import asyncpg
+
+from indexer.batch import Batch, Key, key_of
+from indexer.model import COMPILED_PROMPT, CONVERSATION, Change, WantReason
+from indexer.store.chain import DECIDABLE
+from indexer.store.context import Context, by_table, columns, did_of, key_in
+from indexer.store.rows import LocksMissedError, note_deleted
+from indexer.store.statements import RECORD_TABLES
+
+
+class ClaimLostError(Exception):
+    """Somebody else holds the claim by now, or the want is gone: nothing may be written for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A want taken on: what was wanted and what was held when it was."""
+
+    id: UUID
+    did: str
+    rev: str
+    want: str
+    want_no: int
+    wanted_rev: str | None
+    attempts: int
+    behind: int
+    status: str
+    pds: str | None
+    signing_key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A pending commit as it came."""
+
+    rev: str
+    digest: str
+    source: str
+    reason: WantReason
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A repository at ``rev``, proven: every record under the followed collections, as changes at that rev."""
+
+    did: str
+    rev: str
+    data: str
+    changes: tuple[Change, ...]
+    replaces: bool = False  # the host went back: nothing newer counts
+    overrules: bool = False  # a newer rev is signed by nobody: unproven rows above it don't count
+
+    def as_batch(self) -> Batch:
+        """A batch that locks what reconciling touches."""
+        batch = Batch()
+        for change in self.changes:
+            batch.add(change)
+        return batch
+
+
+async def hold_claim(context: Context, claim: Claim) -> None:
+    """Raise ClaimLostError unless the claim still stands. Needs the account's lock."""
+    (row,) = await context.fetch("claim_state", claim.did) or [None]
+    if row is None or row["claim_id"] != claim.id or row["want"] is None:
+        raise ClaimLostError
+
+
+async def settle(context: Context, claim: Claim, dropped: list[Waiting], now: datetime) -> bool:
+    """After proposals out of pending were decided: forget what is settled; whether the want is met by that."""
+    settled = {proposal.rev for proposal in context.settled}
+    gone = [w for w in await _pending(context, claim.did) if w.rev in settled or w in dropped]
+    if gone:
+        await context.execute("drop_pending", *columns(((claim.did, w.rev, w.digest) for w in gone), 3))
+    (left,) = await context.fetch("pending_left", claim.did)
+    fetches = [want for want in context.wants if want.did == claim.did and want.reason not in DECIDABLE]
+    if claim.want != "decide" or left["count"] or fetches or claim.did in context.crowded:
+        return False
+    await context.execute("clear_want", claim.did, claim.want_no, now)
+    return True
+
+
+async def conclude(context: Context, claim: Claim, snapshot: Snapshot, now: datetime) -> bool:
+    """After a snapshot: clear the want if it is met, or leave what is pending above it to be decided.
+
+    False if the snapshot is older than what is wanted.
+    """
+    if snapshot.rev < (claim.wanted_rev or "") and not snapshot.overrules and not snapshot.replaces:
+        return False
+    (left,) = await context.fetch("pending_left", claim.did)
+    if left["count"]:
+        await context.execute("keep_deciding", claim.did, claim.want_no)
+    else:
+        await context.execute("clear_want", claim.did, claim.want_no, now)
+    return True
+
+
+async def _pending(context: Context, did: str) -> list[Waiting]:
+    return [waiting_of(row) for row in await context.fetch("pending_of", did)]
+
+
+def waiting_of(row: asyncpg.Record) -> Waiting:
+    """A pending commit out of its row."""
+    return Waiting(row["rev"], row["digest"], row["source"], WantReason(row["reason"]), row["frame"])
+
+
+async def reconcile(context: Context, snapshot: Snapshot) -> None:
+    """Delete what vanished, raise proofs, and leave in the batch what has to be put: the rows as of the snapshot.
+
+    Needs the account locks; raises LocksMissedError.
+    """
+    kept = await _rows(context, snapshot.did)
+    prompts = [row["agent_uri"] for key, row in kept.items() if key.collection == COMPILED_PROMPT and row["agent_uri"]]
+    if missed := {did_of(uri) for uri in prompts} - context.locked:
+        raise LocksMissedError(missed)
+    context.snapshot_revs[snapshot.did] = ""
+    await context.execute("drop_tombstones", snapshot.did, snapshot.rev, snapshot.overrules, snapshot.replaces)
+    wanted = {key_of(change): change for change in snapshot.changes}
+    decided = {key: row for key, row in kept.items() if _is_decided(row, snapshot)}
+    same = [key for key, row in decided.items() if key in wanted and wanted[key].cid == row["cid"]]
+    stays = set(same) if not snapshot.replaces else {key for key in same if decided[key]["rev"] <= snapshot.rev}
+    await _drop(
+        context, snapshot, [key for key in decided if key not in wanted or _goes(key, decided, stays, snapshot)]
+    )
+    for table, keys in by_table(key for key in stays if not kept[key]["proven"]).items():
+        await context.execute("raise_proofs", *columns(keys, 4), table=table)
+    overtaken = kept.keys() - decided.keys()
+    context.batch.puts = {key: change for key, change in wanted.items() if key not in stays and key not in overtaken}
+    context.batch.versions = {
+        (key, c.rev, c.cid or ""): c for key, c in context.batch.puts.items() if _has_history(key)
+    }
+    await context.execute("drop_pending_up_to", snapshot.did, snapshot.rev, snapshot.overrules or snapshot.replaces)
+    await context.execute("put_snapshot", snapshot.did, snapshot.rev, snapshot.data, snapshot.replaces)
+
+
+def _is_decided(row: asyncpg.Record, snapshot: Snapshot) -> bool:
+    """Whether a snapshot has the say over a row: it is not newer, or its rev counts for nothing."""
+    return row["rev"] <= snapshot.rev or snapshot.replaces or (snapshot.overrules and not row["proven"])
+
+
+def _goes(key: Key, decided: dict[Key, asyncpg.Record], stays: set[Key], snapshot: Snapshot) -> bool:
+    """Whether a row has to make room for the snapshot's: an upsert alone would find its rev too low."""
+    return key not in stays and decided[key]["rev"] >= snapshot.rev
+
+
+def _has_history(key: Key) -> bool:
+    return key.collection in (COMPILED_PROMPT, CONVERSATION)
+
+
+async def _rows(context: Context, did: str) -> dict[Key, asyncpg.Record]:
+    rows: dict[Key, asyncpg.Record] = {}
+    for table in RECORD_TABLES:
+        rows.update((key_in(row), row) for row in await context.fetch("repo_rows", did, table=table))
+    return rows
+
+
+async def _drop(context: Context, snapshot: Snapshot, keys: Iterable[Key]) -> None:
+    """Delete rows, and the history of those that are in the snapshot no more."""
+    wanted = {key_of(change) for change in snapshot.changes}
+    gone = list(keys)
+    for table, group in by_table(gone).items():
+        note_deleted(context, await context.fetch("drop_rows", *columns(group, 4), table=table))
+    for collection, name in (
+        (COMPILED_PROMPT, "delete_recompiles"),
+        (CONVERSATION, "delete_conversation_versions"),
+    ):
+        vanished = [
+            (k.did, k.space, k.rkey, snapshot.rev) for k in gone if k.collection == collection and k not in wanted
+        ]
+        if vanished:
+            await context.execute(name, *columns(vanished, 4))

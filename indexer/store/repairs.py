@@ -1,0 +1,184 @@
+"""The store as the repair worker sees it: wants, pending, identities, checks, probes, discovery."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import asyncpg
+
+from indexer.batch import Batch
+from indexer.model import AccountChange, Proposal, Want
+from indexer.store.claims import (
+    Claim,
+    Snapshot,
+    Waiting,
+    conclude,
+    hold_claim,
+    reconcile,
+    settle,
+    waiting_of,
+)
+from indexer.store.connection import fetch, translated
+from indexer.store.context import Applied, Context
+from indexer.store.statements import statement
+from indexer.store.writer import transact
+
+if TYPE_CHECKING:
+    from indexer.store import Store
+
+LEASE = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """An account whose identity, and status if it is away, has to be asked for."""
+
+    did: str
+    status: str
+    active: bool
+    status_time: datetime
+    checks: int
+    pds: str | None
+
+
+class Repairs:
+    """What repair does in a store, on a connection of its own. Raises what :class:`indexer.store.Store` does."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def _fetch(self, name: str, *args: object) -> list[asyncpg.Record]:
+        async with self._store.connection("repair") as connection:
+            with translated():
+                return await fetch(connection, name, *args)
+
+    async def claim(self, now: datetime, limit: int) -> list[Claim]:
+        """Take on up to ``limit`` wants that are due. Claimed one by one: no two workers get the same."""
+        candidates = [row["did"] for row in await self._fetch("due_wants", now, limit * 4)]
+        random.shuffle(candidates)
+        claims = []
+        for did in candidates[:limit]:
+            for row in await self._fetch("claim_want", did, uuid4(), now, now + LEASE):
+                claims.append(_claim(row))
+        return claims
+
+    async def pending(self, did: str) -> list[Waiting]:
+        """The commits of a repository that wait for a decision, by rev."""
+        return [waiting_of(row) for row in await self._fetch("pending_of", did)]
+
+    async def settle(
+        self, claim: Claim, proposals: Sequence[Proposal], dropped: list[Waiting], now: datetime
+    ) -> tuple[Applied, bool]:
+        """Write what pending commits prove; whether the want is met by that. Raises ClaimLostError."""
+        batch = Batch(proposals=list(proposals), accounts={}, wants=[])
+
+        async def before(context: Context) -> None:
+            await hold_claim(context, claim)
+
+        async def after(context: Context) -> bool:
+            return await settle(context, claim, dropped, now)
+
+        return await self._transact(batch, claim.did, now, before, after)
+
+    async def reconcile(self, claim: Claim, snapshot: Snapshot, now: datetime) -> tuple[Applied, bool]:
+        """Make the rows what a snapshot says; whether the want is met by that. Raises ClaimLostError."""
+
+        async def before(context: Context) -> None:
+            await hold_claim(context, claim)
+            await reconcile(context, snapshot)
+
+        async def after(context: Context) -> bool:
+            return await conclude(context, claim, snapshot, now)
+
+        return await self._transact(snapshot.as_batch(), claim.did, now, before, after)
+
+    async def _transact(self, batch, did, now, before, after):  # type: ignore[no-untyped-def]
+        async with self._store.connection("repair") as connection:
+            with translated():
+                applied, met = await transact(
+                    connection, batch, self._store.limits, now, dids={did}, before=before, after=after
+                )
+                return applied, bool(met)
+
+    async def release(self, claim: Claim, again: datetime, error: str | None, *, fell_short: bool = False) -> None:
+        """Give a claim back, to be taken on again later, with the reason why it isn't met."""
+        await self._fetch("release_want", claim.did, claim.id, again, error and error[:500], int(fell_short))
+
+    async def put_identity(
+        self, did: str, key: str, pds: str | None, handle: str | None, began: datetime, now: datetime
+    ) -> bool:
+        """Store a resolved identity; False if the account's identity changed again since ``began``."""
+        return bool(await self._fetch("put_identity", did, key, pds, handle, began, now))
+
+    async def due_checks(self, now: datetime, limit: int) -> list[Check]:
+        """Accounts to be asked about, those due longest first."""
+        return [Check(**dict(row)) for row in await self._fetch("due_checks", now, limit)]
+
+    async def postpone_check(self, did: str, again: datetime) -> None:
+        """Ask about an account again later."""
+        await self._fetch("postpone_check", did, again)
+
+    async def end_check(self, did: str, began: datetime) -> None:
+        """An account's state is confirmed as of ``began``."""
+        await self._fetch("end_check", did, began)
+
+    async def due_probes(self, now: datetime, limit: int) -> list[tuple[str, int]]:
+        """Untracked accounts to be asked whether they hold what we follow, with the tries so far."""
+        return [(row["did"], row["attempts"]) for row in await self._fetch("due_probes", now, limit)]
+
+    async def postpone_probe(self, did: str, again: datetime) -> None:
+        """Probe an account again later."""
+        await self._fetch("postpone_probe", did, again)
+
+    async def end_probe(self, did: str) -> None:
+        """Forget a probe that was answered, or never will be."""
+        await self._fetch("end_probe", did)
+
+    async def untrack(self, did: str) -> None:
+        """Stop following an account that doesn't exist, unless something of it is kept."""
+        async with self._store.connection("repair") as connection:
+            with translated():
+                async with connection.transaction():
+                    await connection.execute(statement("lock_accounts"), [did])
+                    await connection.execute(statement("purge_pending"), [did])
+                    await connection.execute(statement("untrack"), did)
+
+    async def change_account(self, change: AccountChange, now: datetime) -> Applied:
+        """Write an account's confirmed state, and purge it if that says so."""
+        return await self._store.apply(Batch(accounts={change.did: change}), now)
+
+    async def want(self, wants: list[Want], now: datetime) -> None:
+        """Record wants."""
+        await self._store.apply(Batch(wants=wants), now)
+
+    async def wants(self) -> tuple[dict[str, int], int]:
+        """Open wants by reason, and how many commits are pending."""
+        reasons = {row["reason"]: row["repos"] for row in await self._fetch("wants_by_reason")}
+        (total,) = await self._fetch("pending_total")
+        return reasons, total["frames"]
+
+    async def open_wants(self, tries: int, now: datetime) -> tuple[int, int]:
+        """How many wants are open, and how many of those were tried ``tries`` times in vain."""
+        (row,) = await self._fetch("open_wants", tries, now)
+        return row["open"], row["failed"]
+
+
+def _claim(row: asyncpg.Record) -> Claim:
+    return Claim(
+        id=row["claim_id"],
+        did=row["did"],
+        rev=row["rev"],
+        want=row["want"],
+        want_no=row["want_no"],
+        wanted_rev=row["wanted_rev"],
+        attempts=row["attempts"],
+        behind=row["behind"],
+        status=row["status"],
+        pds=row["pds"],
+        signing_key=row["signing_key"],
+    )
