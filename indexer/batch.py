@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple
 
+from indexer.cbor import cid_text
 from indexer.model import (
     COMPILED_PROMPT,
     CONVERSATION,
@@ -77,6 +78,7 @@ class Batch:
     probes: set[str] = field(default_factory=set)
     accounts: dict[str, AccountChange] = field(default_factory=dict)
     handles: dict[str, HandleChange] = field(default_factory=dict)
+    confirmed: dict[str, tuple[str, str]] = field(default_factory=dict)  # proven rev and tree of a repository's head
     dead_letters: list[DeadLetter] = field(default_factory=list)
     positions: dict[str, Position] = field(default_factory=dict)
     changes: int = 0  # taken in
@@ -85,8 +87,8 @@ class Batch:
     @property
     def rows(self) -> int:
         """How many things were taken in, positions aside."""
-        others = (self.undecided, self.wants, self.probes, self.accounts, self.handles, self.dead_letters)
-        return self.changes + len(self.proposals) + sum(map(len, others))
+        waiting = len(self.proposals) + len(self.undecided) + len(self.wants) + len(self.probes)
+        return self.changes + waiting + len(self.accounts) + len(self.handles) + len(self.dead_letters)
 
     def add(self, change: Change) -> None:
         """Take one change in; only the greatest of each key is kept for its row."""
@@ -112,6 +114,10 @@ class Batch:
         self.undecided.append(undecided)
         self.size += ROW_OVERHEAD + len(undecided.frame)
 
+    def confirm(self, did: str, rev: str, data: bytes) -> None:
+        """Take a proven head in that brings no operations."""
+        self.confirmed[did] = rev, cid_text(data)
+
     def add_account(self, change: AccountChange) -> None:
         """Take an account's state in; the latest by time wins, whatever order they come in."""
         self.size += ROW_OVERHEAD
@@ -135,9 +141,9 @@ class Batch:
 
     def dids(self) -> set[str]:
         """Every account whose rows or state this batch can write (a handle alone is no state)."""
-        keys = {key.did for key in self.puts} | {key.did for key in self.deletes}
-        events = (self.proposals, self.undecided, self.wants)
-        return keys | {one.did for group in events for one in group if one.did} | set(self.accounts)  # type: ignore[attr-defined]
+        keys = {key.did for key in self.puts} | {key.did for key in self.deletes} | set(self.accounts)
+        commits = {one.did for one in self.proposals} | {one.did for one in self.undecided}
+        return keys | commits | {want.did for want in self.wants if want.did}
 
     def halves(self) -> tuple[Batch, Batch]:
         """Two batches that, written one after the other, do what this one does; all but changes is in the second.

@@ -12,8 +12,9 @@ from indexer.car import Car
 from indexer.cbor import cid_text
 from indexer.errors import Rejected
 from indexer.lexicon import record_of, undecodable_record
-from indexer.model import Change, Commit, Operation, Reason, Record
+from indexer.model import Change, Commit, Operation, Proof, Proposal, Reason, Record
 from indexer.syntax import parse_path, tid_micros
+from indexer.verify import Proven
 
 MAX_KEY = 2_500  # bytes of did, space, collection and record key: a PostgreSQL index entry ends at 2,704
 FUTURE = 5 * 60 * 1_000_000  # microseconds that a rev may be ahead of our clock
@@ -29,7 +30,7 @@ def check_rev(rev: str, now: int) -> None:
 
 
 def changes_of(commit: Commit, car: Car, prefixes: tuple[str, ...]) -> Iterator[Change | Rejected]:
-    """The changes a commit makes under ``prefixes``, and a Rejected for each operation that can't be used.
+    """The changes a commit makes under ``prefixes``, unproven, and a Rejected for each operation that can't be used.
 
     Of several operations on one path only the last counts. A record whose bytes are right but can't be decoded is
     both: a change (its block is kept) and a Rejected.
@@ -37,29 +38,58 @@ def changes_of(commit: Commit, car: Car, prefixes: tuple[str, ...]) -> Iterator[
     last = {op.path: op for op in commit.operations if op.path.startswith(prefixes)}
     for op in last.values():
         try:
-            yield from _change(commit, op, car)
+            block = None if op.cid is None or op.action == "delete" else car.block(op.cid)
+            yield from _change(commit.did, commit.rev, op, block, None)
         except Rejected as rejected:
             yield rejected
 
 
-def _change(commit: Commit, op: Operation, car: Car) -> Iterator[Change | Rejected]:
+def proposal_of(proven: Proven, commit: Commit, source: str, frame: bytes) -> tuple[Proposal, list[Rejected]]:
+    """A proven commit as a proposal, and what of it can't be used although it is proven."""
+    changes: list[Change] = []
+    rejected: list[Rejected] = []
+    for op, block in proven.operations:
+        try:
+            for outcome in _change(proven.did, proven.rev, op, block, "repo"):
+                (rejected if isinstance(outcome, Rejected) else changes).append(outcome)  # type: ignore[arg-type]
+        except Rejected as error:
+            rejected.append(error)
+    prev_data = None if proven.prev_data is None else cid_text(proven.prev_data)
+    data = cid_text(proven.data)
+    return Proposal(proven.did, proven.rev, commit.since, prev_data, data, tuple(changes), source, frame), rejected
+
+
+def snapshot_change(did: str, rev: str, collection: str, rkey: str, cid: bytes, block: bytes) -> Change:
+    """A record that a proven repository holds at ``rev``. Raises Rejected where its key can't be kept."""
+    path = f"{collection}/{rkey}"
+    if parse_path(path) is None:
+        raise Rejected(Reason.BAD_PATH, "the path is no collection and record key")
+    _check_length(did, path)
+    return Change(did, "", collection, rkey, rev, cid_text(cid), _record(collection, rkey, block)[0], "repo")
+
+
+def _change(did: str, rev: str, op: Operation, block: bytes | None, proof: Proof | None) -> Iterator[Change | Rejected]:
     path = parse_path(op.path)
     if path is None:
         raise Rejected(Reason.BAD_PATH, "the path is no collection and record key")
     collection, rkey = path
-    if len(commit.did) + len(op.path) > MAX_KEY:
-        raise Rejected(Reason.KEY_TOO_LONG, f"DID and path are {len(commit.did) + len(op.path)} bytes long")
+    _check_length(did, op.path)
     if op.action == "delete":
-        yield Change(commit.did, "", collection, rkey, commit.rev, None, None)
+        yield Change(did, "", collection, rkey, rev, None, None, proof)
         return
     if op.action not in ("create", "update"):
         raise Rejected(Reason.UNKNOWN_ACTION, "an operation is neither create, update nor delete")
-    if op.cid is None:
+    if op.cid is None or block is None:
         raise Rejected(Reason.MALFORMED_FRAME, f"a {op.action} has no CID")
-    record, trouble = _record(collection, rkey, car.block(op.cid))
-    yield Change(commit.did, "", collection, rkey, commit.rev, cid_text(op.cid), record)
+    record, trouble = _record(collection, rkey, block)
+    yield Change(did, "", collection, rkey, rev, cid_text(op.cid), record, proof)
     if trouble is not None:
         yield trouble
+
+
+def _check_length(did: str, path: str) -> None:
+    if len(did) + len(path) > MAX_KEY:
+        raise Rejected(Reason.KEY_TOO_LONG, f"DID and path are {len(did) + len(path)} bytes long")
 
 
 def _record(collection: str, rkey: str, block: bytes) -> tuple[Record, Rejected | None]:

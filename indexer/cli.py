@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import signal
 import sys
-from collections.abc import Coroutine
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -226,12 +228,14 @@ async def _initialize(settings: Settings) -> bool:
 @database.command()
 @with_settings(*DATABASE_SETTINGS)
 def url(settings: Settings) -> None:
-    """Print the database's URL (it may hold a password). An embedded server has to be running."""
+    """Print the database's URL (it may hold a password). That of an embedded one works while `run` does."""
     _configure(settings)
-    if settings.database_url is not None:
-        say(settings.database_url.get_secret_value())
-    else:
-        say(EmbeddedPostgres(settings.data_dir).dsn)
+    say(run_async(_url(settings)))
+
+
+async def _url(settings: Settings) -> str:
+    async with _running_database(settings) as dsn:
+        return dsn
 
 
 @database.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -245,25 +249,26 @@ def psql(
 
 
 async def _psql(settings: Settings, arguments: list[str]) -> int:
+    """Run psql to its end. The URL goes in by the environment, where other users don't see it."""
+    program = shutil.which("psql") or str(binaries() / "psql")
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)  # ctrl-C is for psql alone
+    async with _running_database(settings) as dsn:
+        variables = {**os.environ, **connection_variables(dsn)}
+        process = await asyncio.create_subprocess_exec(program, *arguments, env=variables)
+        return await process.wait()
+
+
+@asynccontextmanager
+async def _running_database(settings: Settings) -> AsyncIterator[str]:
+    """The URL of the database, embedded or not; the embedded server runs at least as long as the block."""
     if settings.database_url is not None:
-        return await _call_psql("psql", settings.database_url.get_secret_value(), arguments)
+        yield settings.database_url.get_secret_value()
+        return
     embedded = EmbeddedPostgres(settings.data_dir)
     try:
-        dsn = await embedded.start()
-        return await _call_psql(str(binaries() / "psql"), dsn, arguments)
+        yield await embedded.start()
     finally:
         await embedded.stop()
-
-
-async def _call_psql(program: str, dsn: str, arguments: list[str]) -> int:
-    """Run psql on a database; the URL goes in by the environment, where other users don't see it."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            program, *arguments, env={**os.environ, **connection_variables(dsn)}
-        )
-    except FileNotFoundError:
-        raise EmbeddedError(f"{program} is not installed: install PostgreSQL's client programs") from None
-    return await process.wait()
 
 
 def connection_variables(dsn: str) -> dict[str, str]:

@@ -36,19 +36,12 @@ from indexer.config_values import (
 )
 from indexer.errors import SettingsError
 
-PROOFS_EXIST: Final[bool] = False
-"""Whether this version can check proofs; flips the default of ``trust`` and what it accepts."""
+DEFAULT_TRUST: Final = "relay"
 
 PREFIX: Final = "LETTA_INDEXER_"
 CONFIG_VARIABLE: Final = PREFIX + "CONFIG"
 CONFIG_FILE: Final = "letta-indexer.toml"
 FALLBACK_DATABASE_VARIABLE: Final = "DATABASE_URL"
-
-
-def _check_trust(trust: str) -> str:
-    if trust == "verify" and not PROOFS_EXIST:
-        raise ValueError("'verify' is refused: this version cannot check proofs yet; 'relay' is the only value")
-    return trust
 
 
 def _check_secret_url(url: SecretStr) -> SecretStr:
@@ -92,10 +85,10 @@ class Settings(BaseModel):
         {}, "SOURCE=N", "Start this source after position N, this once, whatever is stored. Repeatable"
     )
     once: bool = _setting(False, "", "End when every source is caught up and every want is met or has failed")
-    trust: Annotated[Literal["verify", "relay"], BeforeValidator(lower_case), AfterValidator(_check_trust)] = _setting(
-        "verify" if PROOFS_EXIST else "relay",
+    trust: Annotated[Literal["verify", "relay"], BeforeValidator(lower_case)] = _setting(
+        DEFAULT_TRUST,
         "verify|relay",
-        "'verify' demands proofs, 'relay' takes the source's word (until proofs exist the only value)",
+        "'verify' demands proofs and fetches what is missing, 'relay' takes the source's word and fetches nothing",
     )
     database_url: DatabaseUrl | None = _setting(
         None,
@@ -142,6 +135,9 @@ class Settings(BaseModel):
     batch_bytes: Size = _setting("8MiB", "SIZE", "A transaction is committed once its changes have this size")
     batch_age: Duration = _setting(
         "10ms", "TIME", "A transaction is committed once its first change has waited this long"
+    )
+    purge_after: Duration = _setting(
+        "24h", "TIME", "How long the host of a deleted account may be unreachable before its records go anyway"
     )
     dead_letter_rows: Count = _setting(10_000, "N", "The most frames kept that were set aside; the oldest go first")
     dead_letter_bytes: Size = _setting(

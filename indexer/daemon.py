@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from datetime import datetime, timedelta
+from itertools import count
 from time import time
+from typing import TypeVar
 
 import structlog
 
 from indexer.config import Settings
 from indexer.embedded import EmbeddedPostgres
-from indexer.errors import DatabaseUnavailable, SourceBroken
+from indexer.errors import DatabaseUnavailable, IndexerError, SettingsError, SourceBroken
 from indexer.http import HttpServer
+from indexer.intake import Intake
 from indexer.metrics import Metrics
-from indexer.pipeline import Intake, Pipeline, utc_now
+from indexer.pipeline import Pipeline, utc_now
 from indexer.route import Router
 from indexer.sources.address import FileAddress, parse_source_url
 from indexer.sources.base import Chunk, Source, State, Status
@@ -29,11 +32,17 @@ from indexer.sources.firehose import FirehoseSource
 from indexer.sources.follow import Follower
 from indexer.store import Limits, Store
 from indexer.syntax import CollectionFilter, parse_instant
+from indexer.trust import Word
+from indexer.verification import Job, Verification, opened_verification
 
 ONCE_ATTEMPTS = 3  # connections tried under --once before a source counts as failed
 ONCE_SILENCE = 3.0  # seconds without a frame after which a source counts as caught up under --once
 STOP_SECONDS = 8.0  # to commit what was read, at the end
+STOPPED = "stopped"  # what ``letta.source`` says of a source that the daemon left in good order
+DATABASE_PAUSE = 1.0  # seconds between tries to reach the database at the start
 COUNT_INTERVAL = 15.0  # seconds between readings of the gauges
+
+T = TypeVar("T")
 
 _log = structlog.stdlib.get_logger("indexer.daemon")
 
@@ -102,7 +111,8 @@ class Daemon:
         self._database: str | None = "the database has not been reached yet"
         self._started: datetime = utc_now()
         self._stop = asyncio.Event()
-        self.failed: list[str] = []  # sources given up
+        self._verification: Verification | None = None
+        self.failed: list[str] = []  # sources given up, and wants that could not be met under ``once``
 
     def stop(self) -> None:
         """Ask for an orderly end."""
@@ -122,6 +132,7 @@ class Daemon:
             await http.stop()
 
     async def _work(self) -> None:
+        """Index until told to stop or at an end, then commit what was read, if the database takes it in time."""
         try:
             async with asyncio.TaskGroup() as group:
                 stopper = group.create_task(self._stop.wait(), name="stop")
@@ -130,44 +141,85 @@ class Daemon:
                 work.cancel()
                 stopper.cancel()
         except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        with suppress(TimeoutError):
+            raise _first_cause(errors) from None
+        _log.info("stopping")
+        try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self.pipeline.flush()
-                await self._record_states()
+                await self._record_states(ended=True)
+        except TimeoutError:
+            _log.warning("the database did not take what was read last in time: it will be read again")
 
     async def _index(self) -> None:
         """Everything between start and stop; ends by itself only under ``once``, when each source is caught up."""
-        await self._reach_database()
         sources = {s.key: s for s in [await open_source(text, self._settings) for text in self._settings.sources]}
-        committed = await self._store.positions(list(sources))
-        async with asyncio.TaskGroup() as group:
-            writer = group.create_task(self.pipeline.write(), name="writer")
-            gauges = group.create_task(self._read_gauges(), name="gauges")
-            states = group.create_task(self._keep_states(), name="states")
+        self._refuse_other_cursors(sources)
+        await self._reached(self._store.open)
+        committed = await self._reached(lambda: self._store.positions(list(sources)))
+        async with AsyncExitStack() as stack:
+            if self._settings.trust == "verify":
+                opened = opened_verification(self._settings, self._store, self.pipeline)
+                self._verification = await stack.enter_async_context(opened)
+                await self._reached(self._verification.load)
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            jobs = [group.create_task(job(), name=name) for name, job in self._jobs()]
             follows = []
             for key, source in sources.items():
                 position = committed[key].seq if key in committed else None
-                intake = self.pipeline.intake(source, self._settings.cursor.get(key, position))
-                follows.append(group.create_task(self._follow(source, intake), name=f"source {key}"))
+                follows += await self._start(group, source, self._settings.cursor.get(key, position))
             await asyncio.wait(follows)
             if self._settings.once:
-                for task in (writer, gauges, states):
+                if self._verification is not None:
+                    self.failed += ["wants"] * await self._reached(self._verification.settled)
+                for task in jobs:
                     task.cancel()
 
-    async def _reach_database(self) -> None:
-        """Open the store, however long the database takes to come up."""
-        while True:
+    def _jobs(self) -> list[tuple[str, Job]]:
+        """What runs beside the sources, by name."""
+        own: list[tuple[str, Job]] = [
+            ("writer", self.pipeline.write),
+            ("gauges", self._read_gauges),
+            ("states", self._keep_states),
+        ]
+        return own + (self._verification.jobs() if self._verification is not None else [])
+
+    async def _start(self, group: asyncio.TaskGroup, source: Source, position: int | None) -> list[asyncio.Task[None]]:
+        """Start what follows a source: its frames, and where proofs are demanded the discovery at its host."""
+        verification = self._verification
+        if verification is None:
+            intake = Intake(self.pipeline, source, Word(self.pipeline), position)
+            return [group.create_task(self._follow(source, intake), name=f"source {source.key}")]
+        await self._reached(lambda: verification.begin(source.key))
+        intake = Intake(self.pipeline, source, verification.trust, position)
+        tasks = [group.create_task(self._follow(source, intake), name=f"source {source.key}")]
+        if isinstance(source, FirehoseSource):
+            discovery = verification.discover(source.key, source.url)
+            tasks.append(group.create_task(discovery, name=f"discovery {source.key}"))
+        return tasks
+
+    def _refuse_other_cursors(self, sources: Iterable[str]) -> None:
+        """A position for a source that isn't followed is a typo, and would be lost in silence."""
+        others = sorted(self._settings.cursor.keys() - set(sources))
+        if others:
+            known = ", ".join(sources)
+            raise SettingsError(f"--cursor: there is no source {', '.join(others)}; those followed are {known}")
+
+    async def _reached(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What ``work`` gives, however long the database takes to come up; under ``once`` it has three tries."""
+        for attempt in count(1):
             try:
-                await self._store.open()
+                result = await work()
             except DatabaseUnavailable as error:
                 self._database = str(error)
+                if self._settings.once and attempt == ONCE_ATTEMPTS:
+                    raise
                 _log.warning("database not available, trying again", error=str(error))
-                await asyncio.sleep(1)
+                await asyncio.sleep(DATABASE_PAUSE)
             else:
                 self._database = None
                 self.metrics.database_up = True
-                return
+                return result
+        raise AssertionError("unreachable")
 
     async def _follow(self, source: Source, intake: Intake) -> None:
         follower = Follower(
@@ -223,11 +275,12 @@ class Daemon:
             await self._record_states(written)
             await asyncio.sleep(1)
 
-    async def _record_states(self, written: dict[str, Status] | None = None) -> None:
+    async def _record_states(self, written: dict[str, Status] | None = None, *, ended: bool = False) -> None:
         for key, status in list(self._states.items()):
             if written is None or written.get(key) != status:
+                state = STOPPED if ended and status.state not in (State.ENDED, State.BROKEN) else status.state.value
                 with suppress(DatabaseUnavailable):
-                    await self._store.set_source_state(key, status.state.value, status.detail or None, utc_now())
+                    await self._store.set_source_state(key, state, status.detail or None, utc_now())
                     if written is not None:
                         written[key] = status
 
@@ -235,6 +288,8 @@ class Daemon:
         while True:
             with suppress(DatabaseUnavailable):
                 self.metrics.set_prompts(*await self._store.counts())
+                if self._verification is not None:
+                    await self._verification.measure()
             await asyncio.sleep(COUNT_INTERVAL)
 
     async def readiness(self) -> list[str]:
@@ -254,3 +309,12 @@ class Daemon:
             if lag > self._settings.max_lag:
                 reasons.append(f"source {label} lags {lag:.0f} s behind, more than {self._settings.max_lag:g} s")
         return reasons
+
+
+def _first_cause(errors: ExceptionGroup) -> Exception:
+    """The error of ours that ended a group of tasks, however deep, or else whatever did."""
+    _, foreign = errors.split(IndexerError)
+    cause: Exception = errors
+    while foreign is None and isinstance(cause, ExceptionGroup):
+        cause = cause.exceptions[0]
+    return cause

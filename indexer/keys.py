@@ -119,7 +119,6 @@ class PublicKey:
     curve: CurveName
     point: bytes
     _highest_s: int = field(repr=False, compare=False)
-    _order: int = field(repr=False, compare=False)
     _check: _Check = field(repr=False, compare=False)
 
     @classmethod
@@ -135,7 +134,7 @@ class PublicKey:
             point, check = properties.load(encoded)
         except ValueError as error:
             raise IdentityError(f"a key is not a point of {curve}") from error
-        return cls(curve, point, properties.order // 2, properties.order, check)
+        return cls(curve, point, properties.order // 2, check)
 
     @classmethod
     def parse(cls, did_key: str) -> PublicKey:
@@ -157,7 +156,7 @@ class PublicKey:
         if len(signature) != 64:
             return False
         r, s = int.from_bytes(signature[:32]), int.from_bytes(signature[32:])
-        if not (0 < r < self._order and 0 < s <= self._highest_s):
+        if s > self._highest_s:
             return False
         return self._check(encode_dss_signature(r, s), message)
 

@@ -154,10 +154,8 @@ def _load(cid: bytes, blocks: Blocks, layer: int | None, low: bytes, high: bytes
         layer = _checked_layer(keys, layer, low, high)
     elif layer is not None and links[0] is None:
         raise _malformed("an empty node below another")
-    elif layer is None and links[0] is not None:
-        raise _malformed("a root without keys above a node")
     if not layer and any(links):
-        raise _malformed("a child below the bottom layer")
+        raise _malformed("a child below the bottom layer, or below a root without keys")
     return _Node(layer or 0, keys, values, [*links], cid)
 
 
@@ -372,7 +370,8 @@ def _cid_in_use(value: bytes) -> bytes:
 
 def _arrives(path: list[_Step], key: bytes) -> bool:
     """Whether a path ends at ``key`` itself."""
-    return bool(path) and path[-1][0].keys[path[-1][1] :][:1] == [key]
+    node, at = path[-1][:2] if path else (None, 0)
+    return node is not None and node.keys[at : at + 1] == [key]
 
 
 def _touch(path: list[_Step]) -> None:

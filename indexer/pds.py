@@ -176,11 +176,11 @@ class RepoHost:
             raise _nonsense(host, collection)
         return Page(tuple(dict.fromkeys(filter(None, map(_did_of, repos)))), after or None)
 
-    async def _object(self, host: str, method: str, did: str, trusted: bool, **query: str) -> dict[str, Any]:
-        status, body = await self._outbound.get_json(_url(host, method, **query), trusted=trusted, about=did)
+    async def _object(self, host: str, method: str, about: str, trusted: bool, **query: str) -> dict[str, Any]:
+        status, body = await self._outbound.get_json(_url(host, method, **query), trusted=trusted, about=about)
         if status == 200 and isinstance(body, dict):
             return body
-        raise _refused(host, did, status, error_code(body))
+        raise _refused(host, about, status, error_code(body))
 
 
 def _url(host: str, method: str, **query: str) -> str:

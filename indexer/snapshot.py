@@ -24,7 +24,7 @@ from indexer.model import Reason
 from indexer.mst import walk_prefix
 from indexer.verify import SignedCommit, decode_commit
 
-MAX_BLOCKS: Final = 16_000_000
+MAX_BLOCKS: Final = 8_000_000  # at 24 bytes each
 MAX_BLOCK: Final = 4 << 20  # bytes of a block that is read; others may be of any size
 _MAX_HEADER: Final = 4096
 _LONGEST_VARINT: Final = 9

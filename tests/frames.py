@@ -157,7 +157,7 @@ def commit(
 def signed_commit(
     did: str, rev: str, signer: coincurve.PrivateKey | None, data: bytes | None = None
 ) -> tuple[bytes, bytes]:
-    """CID and block of a commit object; without a signer its signature is zeroes, without ``data`` its tree is empty."""
+    """CID and block of a commit object; zeroes for a signature without a signer, an empty tree without ``data``."""
     tree = data or cid_of(dag_cbor({"e": [], "l": None}))
     unsigned = {"did": did, "rev": rev, "data": link(tree), "prev": None, "version": 3}
     signature = signer.sign_recoverable(dag_cbor(unsigned))[:64] if signer else bytes(64)

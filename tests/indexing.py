@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import asyncpg
 
+from indexer.intake import Intake
 from indexer.metrics import Metrics
-from indexer.pipeline import Clock, Intake, Pipeline, utc_now
+from indexer.pipeline import Clock, Pipeline, utc_now
 from indexer.route import Router
 from indexer.sources.base import Chunk, Item, Opened
 from indexer.store import Limits, Store
 from indexer.syntax import CollectionFilter
+from indexer.trust import Word
 
 if TYPE_CHECKING:
     Sql: TypeAlias = asyncpg.Connection[asyncpg.Record]
@@ -87,7 +89,7 @@ async def indexing(
     # Batches end where the test flushes, never by size.
     pipeline = Pipeline(store, metrics, router, batch_rows=1 << 40, batch_bytes=1 << 50, clock=clock)
     try:
-        yield Indexing(store, metrics, pipeline, pipeline.intake(MemorySource(), None))  # type: ignore[arg-type]
+        yield Indexing(store, metrics, pipeline, Intake(pipeline, MemorySource(), Word(pipeline), None))  # type: ignore[arg-type]
     finally:
         await store.close()
 

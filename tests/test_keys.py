@@ -111,6 +111,7 @@ def test_of_the_two_signatures_only_the_lower_counts(curve: str) -> None:
     assert not key.verify(b"other message", joined(r, s))
     assert not key.verify(b"message", joined(r, s)[:-1])
     assert not key.verify(b"message", joined(r, s) + b"\0")
+    assert not key.verify(b"message", joined(r, s)[:32] + b"\0" + joined(r, s)[32:])
     assert not key.verify(b"message", b"")
     for bad_r, bad_s in ((0, s), (r, 0), (0, 0), (order, s), (r, order), (order + 1, s), (2**256 - 1, s)):
         assert not key.verify(b"message", joined(bad_r, bad_s))
@@ -172,6 +173,8 @@ def test_the_first_usable_method_of_the_account_counts() -> None:
 
 P256_POINT = base58_decode(P256_KEY[1][1:])
 OFF_CURVE = b"\2" + b"\xff" * 32
+WHOLE = coincurve.PrivateKey(b"\7" * 32).public_key.format(compressed=False)
+HYBRID = bytes((6 + WHOLE[-1] % 2,)) + WHOLE[1:]  # a form that libsecp256k1 would take
 BAD_METHODS = [
     method("Multikey", None),
     method("Multikey", 7),
@@ -187,7 +190,7 @@ BAD_METHODS = [
     method("Multikey", "z" + base58_encode(b"\xe7\x01" + OFF_CURVE)),
     method("Multikey", "z" + base58_encode(b"\x80\x24" + OFF_CURVE)),
     method("Multikey", "z" + base58_encode(b"\x80\x24\0")),  # the point at infinity
-    method(K256, "z" + base58_encode(b"\6" + b"\1" * 64)),  # hybrid
+    method(K256, "z" + base58_encode(HYBRID)),
     method(K256, K256_KEY[0][8:]),  # multicodec where none should be
     method(K256, "z" + base58_encode(OFF_CURVE)),
     method(P256, "z" + base58_encode(P256_POINT[:-1])),

@@ -16,7 +16,7 @@ What holds, and the tests keep it so:
 Linux only: it relies on ``/proc`` and ``flock`` (no network file system below the data folder).
 """
 
-from indexer.embedded.binaries import binaries, server_version
+from indexer.embedded.programs import binaries, server_version
 from indexer.embedded.server import EmbeddedPostgres, default_data_dir
 
 __all__ = ["EmbeddedPostgres", "binaries", "default_data_dir", "server_version"]

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from indexer.embedded import configuration
 from indexer.embedded.account import Account, server_account
-from indexer.embedded.binaries import binaries, binaries_for, version_of
 from indexer.embedded.folder import (
     Folder,
     Postmaster,
@@ -24,6 +23,7 @@ from indexer.embedded.folder import (
     trusted,
 )
 from indexer.embedded.processes import belongs, number_taken, run, send, servers, spawn_server
+from indexer.embedded.programs import binaries, binaries_for, version_of
 from indexer.errors import EmbeddedError
 
 _RECOVERY = 300.0  # seconds a server may take to replay its log before it answers
@@ -209,9 +209,8 @@ class Cluster:
         self._socket_dir = self._choose_socket_dir()
         status = self.folder.status()
         for name, pid in self.folder.lock_files():
-            if number_taken(
-                pid, status, self._account
-            ):  # PostgreSQL would believe it alive; other leftovers it clears itself
+            # PostgreSQL would believe it alive; other leftovers it clears itself
+            if number_taken(pid, status, self._account):
                 self.folder.remove(name)
         self.folder.write("pg_hba.conf", configuration.hba(), self._account)
         self.folder.write("pg_ident.conf", configuration.ident({self._account.name, "root"}), self._account)

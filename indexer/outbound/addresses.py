@@ -7,6 +7,7 @@ address there is.
 
 from __future__ import annotations
 
+import re
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 from typing import Final
 
@@ -15,6 +16,7 @@ from yarl import URL
 from indexer.outbound.failures import FetchFailed
 
 LONGEST_URL: Final = 8192
+_HOST: Final = re.compile(r"[a-z0-9_.-]{1,254}|[0-9a-f:.]{2,45}")  # also keeps messages printable
 
 _NOT_PUBLIC_4: Final = tuple(
     IPv4Network(network)
@@ -74,7 +76,7 @@ def parse_url(text: str, *, private: bool, about: str) -> URL:
     """
     try:
         url = URL(text) if len(text) <= LONGEST_URL else URL()
-        usable = bool(url.raw_host) and url.port is not None and url.port > 0
+        usable = _HOST.fullmatch(url.raw_host or "") and url.port is not None and url.port > 0
     except ValueError:
         usable = False
     if not usable:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
 
 from aiohttp import WSCloseCode, web
 
@@ -53,7 +55,7 @@ class Pds(Service):
             web.get(PATH, self._subscribe),
         ]
 
-    async def __aenter__(self) -> Pds:
+    async def __aenter__(self) -> Self:
         await super().__aenter__()
         if self._adopt:
             self._network.pds = self.url
@@ -61,10 +63,11 @@ class Pds(Service):
                 account.pds = self.url
         return self
 
-    async def __aexit__(self, *ended: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.disconnect()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await super().__aexit__(kind, error, trace)
 
     def publish(self, frames: Iterable[bytes]) -> None:
         """Put those frames that concern accounts hosted here on the firehose."""

@@ -39,6 +39,11 @@ class FirehoseSource:
         self._idle_timeout = idle_timeout
         self._max_frame_bytes = max_frame_bytes
 
+    @property
+    def url(self) -> str:
+        """The URL connected to, without a cursor; it may hold a password, so it is never shown."""
+        return self._address.url
+
     async def items(self, cursor: int | None) -> AsyncGenerator[Item, None]:
         """One connection from ``cursor`` on, until it is lost.
 

@@ -40,6 +40,9 @@ async def decide(context: Context) -> None:
     heads = [(did, head.rev, head.data) for did, head in moved.items() if head != context.held[did]]
     if heads:
         await context.execute("put_heads", *columns(heads, 3))
+    if batch.confirmed:
+        confirmed = ((did, rev, data) for did, (rev, data) in batch.confirmed.items())
+        await context.execute("meet_fetch_wants", *columns(confirmed, 3))
     context.applied.heads.update((did, rev) for did, rev, _ in heads)
 
 

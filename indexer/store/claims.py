@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -15,6 +14,8 @@ from indexer.store.chain import DECIDABLE
 from indexer.store.context import Context, by_table, columns, did_of, key_in
 from indexer.store.rows import LocksMissedError, note_deleted
 from indexer.store.statements import RECORD_TABLES
+
+LAST_REV = "z" * 13  # bytewise after every TID
 
 
 class ClaimLostError(Exception):
@@ -70,8 +71,8 @@ class Snapshot:
 
 async def hold_claim(context: Context, claim: Claim) -> None:
     """Raise ClaimLostError unless the claim still stands. Needs the account's lock."""
-    (row,) = await context.fetch("claim_state", claim.did) or [None]
-    if row is None or row["claim_id"] != claim.id or row["want"] is None:
+    rows = await context.fetch("claim_state", claim.did)
+    if not rows or rows[0]["claim_id"] != claim.id or rows[0]["want"] is None:
         raise ClaimLostError
 
 
@@ -126,18 +127,20 @@ async def reconcile(context: Context, snapshot: Snapshot) -> None:
     await context.execute("drop_tombstones", snapshot.did, snapshot.rev, snapshot.overrules, snapshot.replaces)
     wanted = {key_of(change): change for change in snapshot.changes}
     decided = {key: row for key, row in kept.items() if _is_decided(row, snapshot)}
-    same = [key for key, row in decided.items() if key in wanted and wanted[key].cid == row["cid"]]
-    stays = set(same) if not snapshot.replaces else {key for key in same if decided[key]["rev"] <= snapshot.rev}
-    await _drop(
-        context, snapshot, [key for key in decided if key not in wanted or _goes(key, decided, stays, snapshot)]
-    )
+    stays = {
+        key
+        for key, row in decided.items()
+        if key in wanted and wanted[key].cid == row["cid"] and row["rev"] <= snapshot.rev
+    }
+    # An upsert alone would find its rev too low where a row that counts for nothing has a greater one.
+    goes = [k for k, row in decided.items() if k not in stays and (k not in wanted or row["rev"] >= snapshot.rev)]
+    await _drop(context, snapshot, goes)
     for table, keys in by_table(key for key in stays if not kept[key]["proven"]).items():
         await context.execute("raise_proofs", *columns(keys, 4), table=table)
     overtaken = kept.keys() - decided.keys()
     context.batch.puts = {key: change for key, change in wanted.items() if key not in stays and key not in overtaken}
-    context.batch.versions = {
-        (key, c.rev, c.cid or ""): c for key, c in context.batch.puts.items() if _has_history(key)
-    }
+    versions = ((key, change) for key, change in context.batch.puts.items() if _has_history(key))
+    context.batch.versions = {(key, change.rev, change.cid or ""): change for key, change in versions}
     await context.execute("drop_pending_up_to", snapshot.did, snapshot.rev, snapshot.overrules or snapshot.replaces)
     await context.execute("put_snapshot", snapshot.did, snapshot.rev, snapshot.data, snapshot.replaces)
 
@@ -145,11 +148,6 @@ async def reconcile(context: Context, snapshot: Snapshot) -> None:
 def _is_decided(row: asyncpg.Record, snapshot: Snapshot) -> bool:
     """Whether a snapshot has the say over a row: it is not newer, or its rev counts for nothing."""
     return row["rev"] <= snapshot.rev or snapshot.replaces or (snapshot.overrules and not row["proven"])
-
-
-def _goes(key: Key, decided: dict[Key, asyncpg.Record], stays: set[Key], snapshot: Snapshot) -> bool:
-    """Whether a row has to make room for the snapshot's: an upsert alone would find its rev too low."""
-    return key not in stays and decided[key]["rev"] >= snapshot.rev
 
 
 def _has_history(key: Key) -> bool:
@@ -163,18 +161,16 @@ async def _rows(context: Context, did: str) -> dict[Key, asyncpg.Record]:
     return rows
 
 
-async def _drop(context: Context, snapshot: Snapshot, keys: Iterable[Key]) -> None:
+async def _drop(context: Context, snapshot: Snapshot, gone: list[Key]) -> None:
     """Delete rows, and the history of those that are in the snapshot no more."""
     wanted = {key_of(change) for change in snapshot.changes}
-    gone = list(keys)
     for table, group in by_table(gone).items():
         note_deleted(context, await context.fetch("drop_rows", *columns(group, 4), table=table))
+    last = LAST_REV if snapshot.replaces or snapshot.overrules else snapshot.rev
     for collection, name in (
         (COMPILED_PROMPT, "delete_recompiles"),
         (CONVERSATION, "delete_conversation_versions"),
     ):
-        vanished = [
-            (k.did, k.space, k.rkey, snapshot.rev) for k in gone if k.collection == collection and k not in wanted
-        ]
+        vanished = [(k.did, k.space, k.rkey, last) for k in gone if k.collection == collection and k not in wanted]
         if vanished:
             await context.execute(name, *columns(vanished, 4))

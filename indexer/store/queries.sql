@@ -310,8 +310,9 @@ where space = '';
 -- A proven head equal to what is held: whatever was wanted up to it is here.
 update letta_store.repo r
 set want = null, wanted_rev = null, want_reasons = '{}', attempts = 0, behind = 0, last_error = null
-from unnest($1::text[], $2::text[]) as head (did, rev)
-where r.did = any($1::text[]) and r.did = head.did and r.space = '' and r.rev = head.rev and r.want = 'fetch'
+from unnest($1::text[], $2::text[], $3::text[]) as head (did, rev, data)
+where r.did = any($1::text[]) and r.did = head.did and r.space = '' and r.rev = head.rev and r.data_cid = head.data
+    and r.want = 'fetch'
     and (r.wanted_rev is not null and r.wanted_rev <= head.rev)
     and r.want_reasons <@ array['sync', 'gap', 'too_big', 'missing_block', 'unproven']
     and not exists (select from letta_store.pending p where p.did = r.did and p.space = r.space);
@@ -355,9 +356,11 @@ from letta_store.repo r join letta_store.account a on a.did = r.did where r.spac
 -- Repair: claims, settling, reconciling.
 
 -- name: due_wants
-select did from letta_store.repo
-where want is not null and space = '' and coalesce(next_attempt_at, $1) <= $1 and coalesce(lease_until, $1) <= $1
-order by next_attempt_at nulls first limit $2;
+-- Of accounts that are hidden only what pending may settle: their hosts give nothing out.
+select r.did from letta_store.repo r join letta_store.account a on a.did = r.did
+where r.want is not null and r.space = '' and coalesce(r.next_attempt_at, $1) <= $1
+    and coalesce(r.lease_until, $1) <= $1 and (r.want = 'decide' or not a.hidden)
+order by r.next_attempt_at nulls first limit $2;
 
 -- name: claim_want
 update letta_store.repo r
@@ -475,11 +478,36 @@ where want is not null group by reason order by reason;
 
 -- name: open_wants
 -- How many wants are open, and how many of them have been tried three times in vain.
-select count(*) as open, count(*) filter (where attempts >= $1 and (lease_until is null or lease_until <= $2)) as failed
-from letta_store.repo where want is not null;
+select count(*) as open,
+    count(*) filter (where r.attempts >= $1 and (r.lease_until is null or r.lease_until <= $2)) as failed
+from letta_store.repo r join letta_store.account a on a.did = r.did
+where r.want is not null and (not a.hidden or (r.want = 'decide' and r.attempts < $1));
 
 -- name: prune_accounts
 -- States of accounts that hold nothing here, told long ago: only kept against events out of order.
 delete from letta_store.account a
 where a.status_time < $1 and not a.forgotten and a.purged_rev = ''
     and not exists (select from letta_store.repo r where r.did = a.did);
+
+-- name: start_discovery
+insert into letta_store.discovery (source, collection) select $1, c from unnest($2::text[]) as d (c)
+on conflict do nothing;
+
+-- name: open_discoveries
+select collection from letta_store.discovery where source = $1 and not done order by collection;
+
+-- name: discovery_page
+select page from letta_store.discovery where source = $1 and collection = $2;
+
+-- name: note_discovery
+update letta_store.discovery set page = $3, done = $3 is null where source = $1 and collection = $2;
+
+-- name: restart_discovery
+update letta_store.discovery set page = null, done = false where source = $1;
+
+-- name: source_filter
+select filter from letta_store.cursor where source = $1;
+
+-- name: put_source_filter
+insert into letta_store.cursor (source, filter) values ($1, $2)
+on conflict (source) do update set filter = excluded.filter;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from indexer.store.claims import (
 from indexer.store.connection import fetch, translated
 from indexer.store.context import Applied, Context
 from indexer.store.statements import statement
-from indexer.store.writer import transact
+from indexer.store.writer import Step, transact
 
 if TYPE_CHECKING:
     from indexer.store import Store
@@ -97,7 +97,9 @@ class Repairs:
 
         return await self._transact(snapshot.as_batch(), claim.did, now, before, after)
 
-    async def _transact(self, batch, did, now, before, after):  # type: ignore[no-untyped-def]
+    async def _transact(
+        self, batch: Batch, did: str, now: datetime, before: Step[None], after: Step[bool]
+    ) -> tuple[Applied, bool]:
         async with self._store.connection("repair") as connection:
             with translated():
                 applied, met = await transact(
@@ -155,6 +157,41 @@ class Repairs:
     async def want(self, wants: list[Want], now: datetime) -> None:
         """Record wants."""
         await self._store.apply(Batch(wants=wants), now)
+
+    async def open_discoveries(self, source: str, collections: Sequence[str]) -> list[str]:
+        """The collections that a source's host has not been asked for to the end."""
+        await self._fetch("start_discovery", source, list(collections))
+        return [row["collection"] for row in await self._fetch("open_discoveries", source)]
+
+    async def discovery_page(self, source: str, collection: str) -> str | None:
+        """The page to go on from."""
+        rows = await self._fetch("discovery_page", source, collection)
+        return rows[0]["page"] if rows else None
+
+    async def note_discovery(self, source: str, collection: str, page: str | None) -> None:
+        """Note the page to go on from; None: that was the last."""
+        await self._fetch("note_discovery", source, collection, page)
+
+    async def widen(self, source: str, patterns: Sequence[str], covers: Callable[[Sequence[str]], bool]) -> bool:
+        """Store the filter that a source is read with; whether it is wider than the one before (``covers`` tells).
+
+        Where it is, discovery begins again. A source without a filter yet is not widened: it is new.
+        """
+        rows = await self._fetch("source_filter", source)
+        before = rows[0]["filter"] if rows else None
+        widened = before is not None and not covers(before.split())
+        if widened:
+            await self._fetch("restart_discovery", source)
+        await self._fetch("put_source_filter", source, " ".join(patterns))
+        return widened
+
+    async def tracked(self) -> list[tuple[str, str, str | None]]:
+        """Every tracked account: its last proven rev, and its key where one is known."""
+        return [(row["did"], row["rev"], row["signing_key"]) for row in await self._fetch("tracked")]
+
+    async def prune(self, before: datetime) -> None:
+        """Forget the states of accounts that hold nothing here, told before that time."""
+        await self._fetch("prune_accounts", before)
 
     async def wants(self) -> tuple[dict[str, int], int]:
         """Open wants by reason, and how many commits are pending."""

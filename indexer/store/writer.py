@@ -99,10 +99,9 @@ async def _finish(context: Context) -> None:
         await context.execute("note_identities", [change.did for change in claimed], context.now)
     if batch.probes:
         await context.execute("put_probes", list(batch.probes), context.now)
-    if batch.handles:
-        await context.execute(
-            "put_handles", *columns(((c.did, c.handle, c.time) for c in batch.handles.values() if not c.confirm), 3)
-        )
+    believed = [(c.did, c.handle, c.time) for c in batch.handles.values() if not c.confirm]
+    if believed:
+        await context.execute("put_handles", *columns(believed, 3))
     if context.news:
         await context.fetch("notify", context.news)
     if batch.dead_letters:

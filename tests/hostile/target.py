@@ -37,6 +37,15 @@ class Target:
         await self.take(commit(*ops, BYSTANDER, rev=rev, extra=extra))
         assert await self.rev_of(OTHER, "bystander") == rev
 
+    async def reasons_for(self, *frames: bytes) -> list[str]:
+        """Take frames between two that nothing is wrong with, which must be indexed; why those were set aside."""
+        before = await self.letters()
+        await self.sql.execute("delete from letta_store.other_record where rkey in ('ahead', 'behind')")
+        ahead, behind = (commit(put(OTHER, rkey, {"$type": OTHER})) for rkey in ("ahead", "behind"))
+        await self.take(ahead, *frames, behind)
+        assert await self.rev_of(OTHER, "ahead") == await self.rev_of(OTHER, "behind") == rev(0)
+        return (await self.letters())[len(before) :]
+
     async def rev_of(self, collection: str, rkey: str) -> str | None:
         """The rev of a row, None if there is no such row."""
         found: str | None = await self.sql.fetchval(
@@ -67,8 +76,14 @@ class Target:
             assert self.index.sample("dead_letters_total", reason=reason) == reasons.count(reason)
         return reasons
 
+    async def kept(self, columns: str) -> list[tuple[object, ...]]:
+        """These columns of the dead letters, in the order they came."""
+        return [
+            tuple(row) for row in await self.sql.fetch(f"select {columns} from letta_store.dead_letter order by id")
+        ]
+
     async def assert_sound(self) -> None:
-        """The promises that hold after anything: true flags, readable views, honest rows, nothing told, still at work."""
+        """The promises that hold after anything: true flags, readable views, honest rows, no secrets, still at work."""
         await self._assert_still_at_work()
         assert await untrue_flags(self.sql) == []
         await assert_readable(self.sql)

@@ -136,12 +136,13 @@ async def test_a_hidden_account_is_refused_by_its_reason(
 
 
 async def test_repositories_are_listed_page_by_page(world: World, pds: Pds, http: ClientSession) -> None:
-    """Pages of ``listReposByCollection`` and ``listRepos`` hold every account once; hidden ones only in the latter."""
+    """Pages of both listings hold every account once; hidden ones only ``listRepos``, deleted ones neither."""
     collection = PREFIX + "compiledPrompt"
-    hidden = next(iter(world.accounts))
+    hidden, deleted, *_ = world.accounts
     world.set_status(hidden, "deactivated")
+    world.delete_account(deleted)
     having = {record.did for record in world.expected().records.values() if record.collection == collection}
-    for method, expected in (("listReposByCollection", having), ("listRepos", set(world.accounts))):
+    for method, expected in (("listReposByCollection", having), ("listRepos", world.accounts.keys() - {deleted})):
         found, query = [], {"collection": collection, "limit": "2"}
         while True:
             _, page = await json_of(http, pds.url + SYNC + method, **query)
@@ -226,6 +227,8 @@ async def test_a_server_that_hangs_answers_when_released(world: World, pds: Pds,
     fault = pds.inject(Hang("getRepo"))
     waiting = asyncio.ensure_future(fetch(http, pds, did))
     await pds.requested("getRepo")
+    for _ in range(3):  # others are served meanwhile
+        assert (await json_of(http, pds.url + SYNC + "getLatestCommit", did=did))[0] == 200
     assert (fault.injected, waiting.done()) == (1, False)
     fault.release()
     assert await waiting == world.accounts[did].repository.export()

@@ -1,0 +1,178 @@
+"""One source's way in: its frames decoded, routed, and handed to whoever believes or proves them.
+
+Here the position of a source is kept, and here its stream's conditions are met: a cursor the host doesn't know, a
+sequence that fell back, a host that gave up on us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+import structlog
+
+from indexer.errors import Rejected
+from indexer.frames import ERROR, Body, account_event, commit_event, decode_frame, identity_event, sync_event
+from indexer.metrics import SourceMeter
+from indexer.model import DeadLetter, HandleChange, Reason, Want, WantReason
+from indexer.pipeline import Pipeline, event_time
+from indexer.sources.base import Chunk, Dropped, Item, Opened, ReconnectReason, Source
+from indexer.syntax import is_handle
+from indexer.trust import AHEAD, Trust
+
+MAX_JUMP = 10**9  # sequence numbers; a frame further ahead is set aside
+MAX_LETTER = 2_500_000  # bytes of a frame that a dead letter keeps; no legal frame is longer
+SILENT = frozenset({Reason.UNKNOWN_EVENT, Reason.DENIED, Reason.DUPLICATE})  # counted, but nothing to look into
+
+Restart = Callable[[int | None, ReconnectReason], None]
+
+_log = structlog.stdlib.get_logger("indexer.intake")
+
+
+class Intake:
+    """Takes in what one source gives, committed so far up to ``position``; ``trust`` decides what is believed."""
+
+    def __init__(self, pipeline: Pipeline, source: Source, trust: Trust, position: int | None) -> None:
+        self.source = source
+        self.key = source.key
+        self.position = position  # of the last frame taken in
+        self.committed = position
+        self.time = ""  # of the last event taken in, as its host wrote it
+        self.meter: SourceMeter = pipeline.metrics.source(source.label)
+        self.restart: Restart | None = None
+        self._pipeline = pipeline
+        self._trust = trust
+        self._sequenced = source.positions == "sequence"
+        self._asked: int | None = None
+        self._first = False
+        pipeline.follow(self)
+
+    @property
+    def moved(self) -> bool:
+        """Whether there is a position that has not been committed."""
+        return self.position != self.committed
+
+    async def take(self, item: Item) -> None:
+        """Take in what the source gave; returns when there is room for more."""
+        if isinstance(item, Opened):
+            self._asked, self._first = item.cursor, self._sequenced
+        elif isinstance(item, Dropped):
+            self.set_aside(item.reason, item.detail, b"", None)
+            if item.position is not None:
+                self.position = item.position
+        else:
+            self._chunk(item)
+        await self._pipeline.noted()
+
+    def _chunk(self, chunk: Chunk) -> None:
+        """The hot path: nearly every frame of the network ends at the ``continue``."""
+        touches, tracked = self._pipeline.router.touches, self._trust.tracked
+        meter, start = self.meter, chunk.start
+        for number, raw in enumerate(chunk.frames, 1):
+            kind, body = "other", Body()
+            if start is not None:
+                self.position = start + number
+            try:
+                kind, body = decode_frame(raw)
+                if start is None and not self._advance(kind, body):
+                    return
+                if kind == "#commit" and not touches(body) and body["repo"] not in tracked:
+                    continue
+                self._event(kind, body, raw)
+            except Rejected as rejected:
+                self.set_aside(rejected.reason, rejected.detail, raw, _did(body))
+            except (KeyError, TypeError, AttributeError):
+                self.set_aside(Reason.MALFORMED_FRAME, "a field is missing or of another type", raw, _did(body))
+            finally:
+                meter.frame(kind, len(raw))
+        time = body.get("time")
+        self.time = time if isinstance(time, str) else self.time
+
+    def _advance(self, kind: str, body: Body) -> bool:
+        """Move the position to this frame's. False if the rest of the connection has to be left."""
+        seq = body.get("seq")
+        if type(seq) is not int or not 0 <= seq < 1 << 63:
+            return kind != ERROR or self._error(body)
+        if self._first:
+            self._first = False
+            if self._asked and seq <= self._asked:
+                return self._begin_again(ReconnectReason.SEQUENCE_RESET)
+        if not self.position or 0 < seq - self.position <= MAX_JUMP:
+            self.position = seq
+        elif seq > self.position:
+            raise Rejected(Reason.SEQUENCE_JUMP, f"sequence number {seq} after {self.position}")
+        return True
+
+    def _error(self, body: Body) -> bool:
+        word = body.get("error")
+        self.set_aside(Reason.ERROR_FRAME, "the host's error frame", b"", None)
+        if word == "FutureCursor":
+            return self._begin_again(ReconnectReason.FUTURE_CURSOR)
+        reason = ReconnectReason.CONSUMER_TOO_SLOW if word == "ConsumerTooSlow" else ReconnectReason.ERROR_FRAME
+        return self._leave(self.position, reason)
+
+    def _begin_again(self, reason: ReconnectReason) -> bool:
+        """The host's numbers are not those we counted by: forget them, read all it has, look at every repository."""
+        _log.warning("the source's sequence began anew", source=self.source.label, reason=reason.value)
+        self.position = 0
+        self._trust.want(Want("", WantReason.SEQUENCE_RESET))
+        return self._leave(0, reason)
+
+    def _leave(self, cursor: int | None, reason: ReconnectReason) -> bool:
+        if self.restart is not None:
+            self.restart(cursor, reason)
+        return False
+
+    def _event(self, kind: str, body: Body, raw: bytes) -> None:
+        if kind == "#commit":
+            commit = commit_event(body)
+            self._let_in(commit.did)
+            self._trust.commit(self, commit, raw)
+        elif kind == "#account":
+            account = account_event(body)
+            self._let_in(account.did)
+            self._trust.account(account, self._instant(account.time))
+        elif kind == "#identity":
+            identity = identity_event(body)
+            self._let_in(identity.did)
+            handle = identity.handle if identity.handle is not None and is_handle(identity.handle) else None
+            self._trust.identity(HandleChange(identity.did, self._instant(identity.time), handle))
+        elif kind == "#sync":
+            sync = sync_event(body)
+            self._let_in(sync.did)
+            self._trust.sync(self, sync)
+        elif kind == "#info":
+            if body.get("name") == "OutdatedCursor":
+                _log.warning("the source no longer has all that was missed", source=self.source.label)
+                self._trust.want(Want("", WantReason.OUTDATED_CURSOR))
+        elif kind != ERROR:
+            raise Rejected(Reason.UNKNOWN_EVENT, "an event of a type we don't know")
+
+    def _instant(self, text: str) -> datetime:
+        time = event_time(text)
+        if time is None:
+            raise Rejected(Reason.MALFORMED_FRAME, "the event's time is no datetime since 1970")
+        if time > self._pipeline.clock() + AHEAD:
+            raise Rejected(Reason.FUTURE_REV, "the event's time is over five minutes ahead")
+        return time
+
+    def _let_in(self, did: str) -> None:
+        refusal = self._pipeline.router.refusal(did)
+        if refusal is not None:
+            raise Rejected(refusal, "an account that is kept out" if refusal is Reason.DENIED else "no DID")
+
+    def set_aside(self, reason: Reason, detail: str, frame: bytes, did: str | None) -> None:
+        """Count, and unless there is nothing to look into log and keep, what can't be used."""
+        self._pipeline.metrics.dropped(reason)
+        if reason in SILENT:
+            return
+        self._pipeline.complain(reason, self.source.label, did=did)
+        kept = frame if len(frame) <= MAX_LETTER else b""
+        letter = DeadLetter(self.source.key, self.position, did, reason, detail, kept, len(frame))
+        self._pipeline.batch.add_dead_letter(letter)
+
+
+def _did(body: Body) -> str | None:
+    """The account that a body names, as far as it may be shown."""
+    did = body.get("repo", body.get("did"))
+    return did[:256].replace("\0", "") if isinstance(did, str) else None
