@@ -132,6 +132,33 @@ create function letta_store.rkey_of(uri text) returns text
     language sql immutable parallel safe
     return split_part(uri, '/', -1);
 
+-- strpos alone takes time by the product of both lengths, minutes for what a stranger may write. Here the time is bounded
+-- by their sum: a head is looked for, and the rest compared where it is found.
+create function letta_store.contains(content text, part text) returns boolean
+    language plpgsql immutable strict parallel safe
+as $$
+declare
+    head constant text := left(part, 128);
+    rest text := content;
+    place integer;
+begin
+    for attempt in 1..16 loop
+        place := strpos(rest, head);
+        if place = 0 then
+            return false;
+        end if;
+        rest := substr(rest, place);
+        if starts_with(rest, part) then
+            return true;
+        end if;
+        rest := substr(rest, 2);
+    end loop;
+    return null;
+end
+$$;
+comment on function letta_store.contains is
+    'Whether part is in content; NULL where its first 128 characters are there over 16 times, the whole not in these places';
+
 create function letta_store.template_hash(raw_system_hash text) returns text
     language sql immutable parallel safe
     return case when octet_length(raw_system_hash) = 64 and raw_system_hash ~ '^[0-9A-Fa-f]+$' then lower(raw_system_hash) end;
@@ -265,7 +292,7 @@ create table letta_store.compiled_prompt (
     content_sha256 text generated always as (letta_store.sha256_at(value, digests, 'content')) stored,
     core_memory_sha256 text generated always as (letta_store.sha256_at(value, digests, 'coreMemory')) stored,
     core_memory_in_content boolean generated always as (
-        strpos(letta_store.text_at(value, 'content'), letta_store.text_at(value, 'coreMemory')) > 0) stored,
+        letta_store.contains(letta_store.text_at(value, 'content'), letta_store.text_at(value, 'coreMemory'))) stored,
     freshness text not null default 'unverified',
     stale_reasons text[] not null default '{}',
     stale_since timestamptz,

@@ -17,6 +17,7 @@ from indexer.syntax import parse_path, tid_micros
 from indexer.verify import Proven
 
 MAX_KEY = 2_500  # bytes of did, space, collection and record key: a PostgreSQL index entry ends at 2,704
+MAX_RECORDS = 4_000_000  # bytes of all records of a commit: one block may be named many times
 FUTURE = 5 * 60 * 1_000_000  # microseconds that a rev may be ahead of our clock
 
 
@@ -36,9 +37,11 @@ def changes_of(commit: Commit, car: Car, prefixes: tuple[str, ...]) -> Iterator[
     both: a change (its block is kept) and a Rejected.
     """
     last = {op.path: op for op in commit.operations if op.path.startswith(prefixes)}
+    size = 0
     for op in last.values():
         try:
             block = None if op.cid is None or op.action == "delete" else car.block(op.cid)
+            size = _add_up(size, block)
             yield from _change(commit.did, commit.rev, op, block, None)
         except Rejected as rejected:
             yield rejected
@@ -48,8 +51,10 @@ def proposal_of(proven: Proven, commit: Commit, source: str, frame: bytes) -> tu
     """A proven commit as a proposal, and what of it can't be used although it is proven."""
     changes: list[Change] = []
     rejected: list[Rejected] = []
+    size = 0
     for op, block in proven.operations:
         try:
+            size = _add_up(size, block)
             for outcome in _change(proven.did, proven.rev, op, block, "repo"):
                 (rejected if isinstance(outcome, Rejected) else changes).append(outcome)  # type: ignore[arg-type]
         except Rejected as error:
@@ -85,6 +90,14 @@ def _change(did: str, rev: str, op: Operation, block: bytes | None, proof: Proof
     yield Change(did, "", collection, rkey, rev, cid_text(op.cid), record, proof)
     if trouble is not None:
         yield trouble
+
+
+def _add_up(size: int, block: bytes | None) -> int:
+    """The bytes of records so far, with this one. Raises Rejected (too_big) beyond what a commit may bring."""
+    size += len(block or b"")
+    if size > MAX_RECORDS:
+        raise Rejected(Reason.TOO_BIG, f"the records of one commit have over {MAX_RECORDS} bytes")
+    return size
 
 
 def _check_length(did: str, path: str) -> None:

@@ -22,7 +22,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from indexer import __version__, logs
+from indexer import __version__, cli_repos, logs
 from indexer.config import Settings
 from indexer.daemon import Daemon, open_source, opened_store
 from indexer.embedded import EmbeddedPostgres, binaries
@@ -210,6 +210,42 @@ async def _capture(settings: Settings, file: Path, limit: int | None, seconds: f
                 return await write_capture(items, recording, limit=limit, seconds=seconds)
         except asyncio.CancelledError:  # ctrl-C: what was written is whole
             return recording.count
+
+
+@app.command()
+@with_settings()
+def backfill(settings: Settings, dids: cli_repos.Dids = None) -> None:
+    """Fetch these repositories, or all that the relay knows of, and end when they are in."""
+    _configure(settings)
+    if run_async(cli_repos.backfill_repos(settings, dids or [])):
+        raise typer.Exit(FOUND)
+
+
+@app.command()
+@with_settings(*DATABASE_SETTINGS, "collections", "plc_url", "allow_private_hosts")
+def check(
+    settings: Settings,
+    json: AsJson = False,
+    remote: Annotated[bool, typer.Option("--remote", help="Also compare with what the accounts' hosts sign")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Want the repositories that differ; `run` fetches them")
+    ] = False,
+) -> None:
+    """Audit the index: rows hash to their CIDs, flags are what the records say. Ends with 1 if anything differs."""
+    _configure(settings)
+    found = run_async(cli_repos.audit(settings, remote=remote, repair=repair))
+    cli_repos.show_differences(found, as_json=json)
+    if found:
+        raise typer.Exit(FOUND)
+
+
+@app.command()
+@with_settings(*DATABASE_SETTINGS)
+def forget(settings: Settings, did: Annotated[str, typer.Argument(metavar="DID")]) -> None:
+    """Take everything of an account away for good; it is not indexed again."""
+    _configure(settings)
+    run_async(cli_repos.forget(settings, did))
+    say(f"forgotten: {did}")
 
 
 @database.command("init")

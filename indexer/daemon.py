@@ -81,6 +81,19 @@ async def opened_store(settings: Settings) -> AsyncIterator[Store]:
         yield store
 
 
+def build_pipeline(settings: Settings, store: Store, metrics: Metrics) -> Pipeline:
+    """The pipeline of these settings."""
+    router = Router(CollectionFilter(settings.collections), only=settings.only, deny=settings.deny)
+    return Pipeline(
+        store,
+        metrics,
+        router,
+        batch_rows=settings.batch_rows,
+        batch_bytes=settings.batch_bytes,
+        batch_age=settings.batch_age,
+    )
+
+
 async def open_source(text: str, settings: Settings) -> Source:
     """The source that a ``--source`` names. Raises SettingsError, SourceBroken."""
     address = parse_source_url(text)
@@ -97,15 +110,7 @@ class Daemon:
         self._store = store
         self._announce = announce
         self.metrics = Metrics(clock=time)
-        self._router = Router(CollectionFilter(settings.collections), only=settings.only, deny=settings.deny)
-        self.pipeline = Pipeline(
-            store,
-            self.metrics,
-            self._router,
-            batch_rows=settings.batch_rows,
-            batch_bytes=settings.batch_bytes,
-            batch_age=settings.batch_age,
-        )
+        self.pipeline = build_pipeline(settings, store, self.metrics)
         self._states: dict[str, Status] = {}
         self._live: set[str] = set()
         self._database: str | None = "the database has not been reached yet"

@@ -32,6 +32,8 @@ _TID_ALPHABET = "234567abcdefghijklmnopqrstuvwxyz"
 _TID_DIGITS = str.maketrans(_TID_ALPHABET, "0123456789abcdefghijklmnopqrstuv")
 _SPACE = "space"
 
+LAST_TID = "z" * 13  # bytewise after every TID
+
 
 def is_did(text: str) -> bool:
     """Whether ``text`` is a DID by AT Protocol syntax, at most 1,024 bytes long."""

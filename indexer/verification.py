@@ -47,8 +47,8 @@ class Verification:
         self.tracked = Tracked()
         self.trust = Proof(pipeline, self.tracked)
         pipeline.listen(self.tracked.learn)
-        resolver = Resolver(outbound, settings.plc_url)
-        host = RepoHost(outbound)
+        self.resolver = resolver = Resolver(outbound, settings.plc_url)
+        self.host = host = RepoHost(outbound)
         pace = ONCE_PACE if settings.once else None
         self._repair = Repair(self.repairs, resolver, host, pipeline, self.tracked, pace=pace)
         self._accounts = Accounts(

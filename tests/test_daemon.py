@@ -5,52 +5,21 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing
-from datetime import UTC, datetime
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
 
-from indexer.simulator import Relay, World
+from indexer.simulator import Relay
 from tests.daemon_process import DaemonProcess, command, daemon, eventually
 from tests.gateway import Gateway
-from tests.indexing import Sql, contents, indexing, read_capture, untrue_flags
+from tests.indexing import Sql, contents, indexing, read_capture
+from tests.networks import cursor_at, following, holds, indexed, key_of, world
+from tests.postgres import TestCluster
 
 IDLE = "127.0.0.1:0"
-
-
-def world(seed: int) -> World:
-    """A simulated network of today."""
-    return World(seed=seed, accounts=4, clock=lambda: datetime.now(UTC))
-
-
-async def indexed(sql: Sql) -> dict[str, str]:
-    """URI and CID of every record that the index shows."""
-    return {row["uri"]: row["cid"] for row in await sql.fetch("select uri, cid from letta.record")}
-
-
-async def holds(sql: Sql, *worlds: World) -> None:
-    """Wait until the index shows exactly what these networks hold, and its flags are what they have to be."""
-    truths = [world.expected() for world in worlds]
-    records = {uri: record.cid for truth in truths for uri, record in truth.records.items()}
-    hidden = {did for truth in truths for did in truth.hidden}
-    verdicts = {
-        uri: (prompt.judgement.freshness, list(prompt.judgement.stale_reasons))
-        for truth in truths
-        for uri, prompt in truth.prompts.items()
-        if urlsplit(uri).netloc not in hidden
-    }
-
-    async def equal() -> bool:
-        return await indexed(sql) == records
-
-    assert records
-    await eventually(equal)
-    rows = await sql.fetch("select uri, freshness, stale_reasons from letta.compiled_prompt")
-    assert {row["uri"]: (row["freshness"], row["stale_reasons"]) for row in rows} == verdicts
-    assert await untrue_flags(sql) == []
 
 
 @pytest.fixture
@@ -68,6 +37,13 @@ def busy_port() -> Iterator[int]:
 
 
 @pytest.fixture
+async def other_database(cluster: TestCluster) -> AsyncIterator[str]:
+    """A second fresh database, to compare with."""
+    async with cluster.fresh_database() as url:
+        yield url
+
+
+@pytest.fixture
 def capture(pds_a: Path) -> tuple[str, str]:
     """The arguments that name a capture as the source."""
     return "--source", f"file:{pds_a / 'frames.bin'}"
@@ -80,13 +56,13 @@ async def once(*arguments: str) -> tuple[int, str]:
 
 
 async def test_once_reads_a_capture_to_its_end(
-    database: str, sql: Sql, cluster_clone: str, pds_a: Path, capture: tuple[str, str]
+    database: str, sql: Sql, other_database: str, pds_a: Path, capture: tuple[str, str]
 ) -> None:
     """``run --once`` on a capture ends with 0 and the very index the parts give; once more changes nothing."""
     frames = read_capture(pds_a / "frames.bin")
-    async with indexing(cluster_clone) as parts:
+    async with indexing(other_database) as parts:
         await parts.take(frames)
-    reference = await asyncpg.connect(cluster_clone)
+    reference = await asyncpg.connect(other_database)
     wanted = await contents(reference)
     await reference.close()
     for _ in range(2):
@@ -95,14 +71,6 @@ async def test_once_reads_a_capture_to_its_end(
         assert await contents(sql) == wanted
         (source,) = await sql.fetch("select source, seq, state from letta.source")
         assert (source["source"][:5], source["seq"], source["state"]) == ("file:", len(frames), "ended")
-
-
-@pytest.fixture
-async def cluster_clone(request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    """A second fresh database, to compare with."""
-    cluster = request.getfixturevalue("cluster")
-    async with cluster.fresh_database() as url:
-        yield url
 
 
 async def test_source_that_cannot_be_connected_fails_once(database: str, closed_port: int) -> None:
@@ -187,21 +155,13 @@ async def test_schema_that_vanishes_ends_with_3(database: str, sql: Sql) -> None
     """Broken state of our own stops the daemon, loudly and in one sentence."""
     life = world(1)
     async with Relay() as relay, following(relay, database) as process:
-        relay.publish(life.take())
+        relay.publish(life.run(50))
         await holds(sql, life)
         await sql.execute("drop schema letta, letta_store cascade")
         relay.publish(life.run(50))
         assert await process.ended() == 3
     assert any("letta-indexer: " in line for line in process.words)
     assert not any("Traceback" in line for line in process.words)
-
-
-@asynccontextmanager
-async def following(relay: Relay, database: str, *arguments: str) -> AsyncIterator[DaemonProcess]:
-    """The daemon on a relay, ready."""
-    async with daemon("--source", relay.url, "--database-url", database, *arguments) as process:
-        await process.ready()
-        yield process
 
 
 async def test_without_a_network_it_stays_and_heals(database: str, sql: Sql, closed_port: int) -> None:
@@ -216,7 +176,7 @@ async def test_without_a_network_it_stays_and_heals(database: str, sql: Sql, clo
         assert "cannot connect" in reason
         async with Relay(port=closed_port) as relay:
             await process.ready()
-            relay.publish(life.take() + life.run(50))
+            relay.publish(life.run(50))
             await holds(sql, life)
             assert await process.reasons() == []
 
@@ -235,7 +195,7 @@ async def test_without_a_database_it_stays_and_heals(database: str, sql: Sql) ->
             await process.ready()
             for _ in range(2):
                 await gateway.close()
-                relay.publish(life.take() + life.run(50))
+                relay.publish(life.run(50))
                 await relay.sent(life.seq)
                 assert any("database" in reason for reason in await process.reasons())
                 await gateway.open()
@@ -269,27 +229,23 @@ async def test_two_sources_at_once(database: str, sql: Sql) -> None:
             await holds(sql, one, two)
             assert await process.stop() == 0
         cursors = {row["source"]: row["seq"] for row in await sql.fetch("select source, seq from letta.source")}
-        assert cursors == {_key(first): one.seq, _key(second): two.seq}
-
-
-def _key(relay: Relay) -> str:
-    return relay.url.replace("ws://", "firehose:")
+        assert cursors == {key_of(first): one.seq, key_of(second): two.seq}
 
 
 async def _taken_in(process: DaemonProcess, relay: Relay, frames: int) -> None:
     """Wait until the daemon has read this many commits."""
 
     async def read() -> bool:
-        return await process.metric(f'frames_total{{source="{_key(relay)}",type="commit"}}') == frames
+        return await process.metric(f'frames_total{{source="{key_of(relay)}",type="commit"}}') == frames
 
     await eventually(read)
 
 
 async def test_a_stop_commits_all_that_was_read(database: str, sql: Sql) -> None:
     """SIGTERM ends it with 0, in time, and everything it had read is in the index, with the cursor behind it."""
-    life = World(seed=7, accounts=4, clock=lambda: datetime.now(UTC), weights={"noise": 0})
+    life = world(7)
     async with Relay() as relay, following(relay, database, "--batch-age", "1h") as process:
-        frames = life.take() + life.run(100)
+        frames = life.run(100)
         relay.publish(frames)
         await _taken_in(process, relay, sum(b"#commit" in frame[:32] for frame in frames))
         assert await indexed(sql) == {}
@@ -304,7 +260,7 @@ async def test_a_stop_in_mid_transaction_loses_nothing(database: str, sql: Sql) 
     life = world(8)
     async with Relay() as relay, following(relay, database) as process:
         relay.publish(life.take())
-        await _cursor_at(sql, life.seq)
+        await cursor_at(sql, life.seq)
         async with sql.transaction():
             await sql.execute("select from letta_store.account for update")
             relay.publish(life.run(100))
@@ -322,7 +278,7 @@ async def test_a_stop_does_not_wait_for_ever(database: str, sql: Sql) -> None:
     async with Relay() as relay:
         async with following(relay, database) as process:
             relay.publish(life.take())
-            await _cursor_at(sql, life.seq)
+            await cursor_at(sql, life.seq)
             async with sql.transaction():
                 await sql.execute("select from letta_store.account for update")
                 relay.publish(life.run(100))
@@ -330,13 +286,6 @@ async def test_a_stop_does_not_wait_for_ever(database: str, sql: Sql) -> None:
                 assert await process.stop() == 0
         async with following(relay, database):
             await holds(sql, life)
-
-
-async def _cursor_at(sql: Sql, seq: int) -> None:
-    async def there() -> bool:
-        return bool(await sql.fetchval("select seq from letta.source") == seq)
-
-    await eventually(there)
 
 
 async def _blocked(sql: Sql) -> None:

@@ -239,20 +239,24 @@ class Cluster:
 
         ``patience``: seconds for an orderly shutdown. Processes whose postmaster was killed end by themselves.
         """
-        running = self._running()
-        send(signal.SIGINT, [running.pid] if running else [])
-        for number, seconds in (
-            (None, patience if running else _DYING),
-            (signal.SIGQUIT, _DYING),
-            (signal.SIGKILL, _HUNG),
-        ):
+        self._interrupt(patience)
+        for number, seconds in ((None, _DYING), (signal.SIGQUIT, _DYING), (signal.SIGKILL, _HUNG)):
+            running = self._running()
             if number is not None:
-                running = self._running()
                 send(number, {*([running.pid] if running else []), *servers(self.folder.status(), self._account)})
+            elif running:
+                continue  # it had its time
             lock = self._wait_until_gone(seconds)
             if lock is not None:
                 return lock
         raise EmbeddedError(f"a PostgreSQL that cannot be ended (in another container?) holds {self.folder.path}")
+
+    def _interrupt(self, patience: float) -> None:
+        """Ask the postmaster for a fast shutdown, and wait for its end (or do nothing if there is none)."""
+        running, deadline = self._running(), time.monotonic() + patience
+        send(signal.SIGINT, [running.pid] if running else [])
+        while self._running() and time.monotonic() < deadline:
+            time.sleep(_POLL)
 
     def _wait_until_gone(self, seconds: float) -> int | None:
         deadline = time.monotonic() + seconds

@@ -9,6 +9,7 @@ from indexer.model import COMPILED_PROMPT, AccountChange, Want, WantReason
 from indexer.store.context import Context, columns, did_of, short_keys
 from indexer.store.rows import note_deleted
 from indexer.store.statements import HISTORY_TABLES, RECORD_TABLES
+from indexer.syntax import LAST_TID
 
 
 async def lock(context: Context, more: set[str]) -> None:
@@ -62,6 +63,16 @@ async def _touch_agents(context: Context, dids: list[str]) -> None:
     context.agents.update(row["uri"] for row in await context.fetch("agents_of_accounts", dids))
 
 
+async def forget(context: Context, did: str) -> None:
+    """Purge an account whole, and let nothing of it in again."""
+    await _purge(context, {did: LAST_TID})
+    await context.execute("forget_account", did)
+    await context.execute("untrack_all", did)
+    context.forgotten.add(did)
+    for repo in [repo for repo in context.growth if repo[0] == did]:
+        del context.growth[repo]
+
+
 async def _purge(context: Context, gone: dict[str, str]) -> None:
     """Take all rows and history of accounts at or below a rev away; nothing at or below it comes back."""
     if not gone:
@@ -73,5 +84,7 @@ async def _purge(context: Context, gone: dict[str, str]) -> None:
         note_deleted(context, await context.fetch("purge_rows", dids, revs, table=table))
     for table in HISTORY_TABLES:
         await context.execute("purge_unlisted", dids, revs, table=table)
+    await context.execute("purge_pending", dids)
+    await context.execute("purge_letters", dids)
     for did, rev in gone.items():
         context.purged_revs[did] = max(rev, context.purged_revs.get(did, ""))

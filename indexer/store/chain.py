@@ -11,6 +11,7 @@ from indexer.store.context import Context, columns
 
 EMPTY_TREE = "bafyreie5737gdxlw5i64vzichcalba3z2v5n6icifvx5xytvske7mr3hpm"  # the root of a repository without records
 DECIDABLE = frozenset({WantReason.UNKNOWN_KEY, WantReason.BAD_SIGNATURE, WantReason.GAP})  # pending may settle these
+CHAINABLE = DECIDABLE | {WantReason.SYNC, WantReason.TOO_BIG, WantReason.MISSING_BLOCK}  # or a chain up to the rev
 
 REPO_FRAMES, REPO_BYTES = 500, 16 << 20  # pending, per repository
 TOTAL_FRAMES, TOTAL_BYTES = 50_000, 512 << 20  # pending, in all

@@ -10,12 +10,11 @@ import asyncpg
 
 from indexer.batch import Batch, Key, key_of
 from indexer.model import COMPILED_PROMPT, CONVERSATION, Change, WantReason
-from indexer.store.chain import DECIDABLE
+from indexer.store.chain import CHAINABLE, DECIDABLE
 from indexer.store.context import Context, by_table, columns, did_of, key_in
 from indexer.store.rows import LocksMissedError, note_deleted
 from indexer.store.statements import RECORD_TABLES
-
-LAST_REV = "z" * 13  # bytewise after every TID
+from indexer.syntax import LAST_TID
 
 
 class ClaimLostError(Exception):
@@ -31,6 +30,7 @@ class Claim:
     rev: str
     want: str
     want_no: int
+    reasons: frozenset[WantReason]
     wanted_rev: str | None
     attempts: int
     behind: int
@@ -84,10 +84,18 @@ async def settle(context: Context, claim: Claim, dropped: list[Waiting], now: da
         await context.execute("drop_pending", *columns(((claim.did, w.rev, w.digest) for w in gone), 3))
     (left,) = await context.fetch("pending_left", claim.did)
     fetches = [want for want in context.wants if want.did == claim.did and want.reason not in DECIDABLE]
-    if claim.want != "decide" or left["count"] or fetches or claim.did in context.crowded:
+    head = context.applied.heads.get(claim.did, context.held.get(claim.did, ("", None))[0])
+    if left["count"] or fetches or claim.did in context.crowded or not _is_chained(claim, head):
         return False
     await context.execute("clear_want", claim.did, claim.want_no, now)
     return True
+
+
+def _is_chained(claim: Claim, head: str) -> bool:
+    """Whether a chain of proven commits up to ``head`` is all that was wanted: nothing up to it can be missing."""
+    if claim.want == "decide":
+        return True
+    return claim.wanted_rev is not None and claim.wanted_rev <= head and claim.reasons <= CHAINABLE
 
 
 async def conclude(context: Context, claim: Claim, snapshot: Snapshot, now: datetime) -> bool:
@@ -166,7 +174,7 @@ async def _drop(context: Context, snapshot: Snapshot, gone: list[Key]) -> None:
     wanted = {key_of(change) for change in snapshot.changes}
     for table, group in by_table(gone).items():
         note_deleted(context, await context.fetch("drop_rows", *columns(group, 4), table=table))
-    last = LAST_REV if snapshot.replaces or snapshot.overrules else snapshot.rev
+    last = LAST_TID if snapshot.replaces or snapshot.overrules else snapshot.rev
     for collection, name in (
         (COMPILED_PROMPT, "delete_recompiles"),
         (CONVERSATION, "delete_conversation_versions"),

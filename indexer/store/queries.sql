@@ -367,7 +367,7 @@ update letta_store.repo r
 set claim_id = $2, lease_until = $4, attempts = r.attempts + 1
 from letta_store.account a
 where r.did = $1 and r.space = '' and r.want is not null and coalesce(r.lease_until, $3) <= $3 and a.did = r.did
-returning r.did, r.claim_id, r.rev, r.data_cid, r.want, r.want_no, r.wanted_rev, r.attempts, r.behind, a.status, a.hidden, a.pds,
+returning r.did, r.claim_id, r.rev, r.data_cid, r.want, r.want_no, r.want_reasons, r.wanted_rev, r.attempts, r.behind, a.status, a.hidden, a.pds,
     a.signing_key, a.forgotten;
 
 -- name: claim_state
@@ -468,6 +468,33 @@ delete from letta_store.probe where did = $1;
 -- name: forget_account
 update letta_store.account set forgotten = true, handle = null, signing_key = null, pds = null, check_at = null
 where did = $1;
+
+-- name: purge_letters
+-- What was set aside may hold an account's content.
+delete from letta_store.dead_letter where did = any($1::text[]);
+
+-- name: rows_after
+-- A page of rows in key order, for the audit.
+select did, space, collection, rkey, uri, cid, rev, value::text as value, block, proof is not null as proven
+from letta_store.{table} where (did, space, collection, rkey) > ($1, $2, $3, $4)
+order by did, space, collection, rkey limit $5;
+
+-- name: untrue_flags
+-- Prompts whose stored flags are not what the defining view computes.
+select p.uri, p.freshness as stored, t.freshness as computed, p.stale_reasons as stored_reasons,
+    t.stale_reasons as computed_reasons
+from letta_store.compiled_prompt p
+join letta_store.freshness_truth t on t.did = p.did and t.space = p.space and t.rkey = p.rkey
+where (p.freshness, p.stale_reasons, p.stale_since, p.evidence)
+    is distinct from (t.freshness, t.stale_reasons, t.stale_since, t.evidence)
+order by p.uri;
+
+-- name: audited_repos
+select r.did, r.rev, r.want, a.pds from letta_store.repo r join letta_store.account a on a.did = r.did
+where r.space = '' and not a.hidden order by r.did;
+
+-- name: repo_cids
+select collection || '/' || rkey as path, cid, rev from letta_store.{table} where did = $1 and space = '';
 
 -- name: untrack_all
 delete from letta_store.repo where did = $1;

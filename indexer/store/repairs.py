@@ -12,7 +12,7 @@ from uuid import uuid4
 import asyncpg
 
 from indexer.batch import Batch
-from indexer.model import AccountChange, Proposal, Want
+from indexer.model import AccountChange, Proposal, Want, WantReason
 from indexer.store.claims import (
     Claim,
     Snapshot,
@@ -212,6 +212,7 @@ def _claim(row: asyncpg.Record) -> Claim:
         rev=row["rev"],
         want=row["want"],
         want_no=row["want_no"],
+        reasons=frozenset(map(WantReason, row["want_reasons"])),
         wanted_rev=row["wanted_rev"],
         attempts=row["attempts"],
         behind=row["behind"],

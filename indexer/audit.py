@@ -1,0 +1,101 @@
+"""The audit: rows re-hash to their CIDs, flags are what the records say, repositories are what their hosts sign."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from indexer.cbor import cid_of, cid_text, encode_json
+from indexer.errors import IdentityError, Rejected
+from indexer.identity import Resolver
+from indexer.keys import PublicKey
+from indexer.outbound import FetchFailed, SpoolFailed
+from indexer.pds import RepoHost
+from indexer.snapshot import open_snapshot
+from indexer.store.audits import AuditedRepo, Audits, StoredRow
+from indexer.verify import check_signature
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that isn't as it should be; ``did`` is the repository to fetch anew, '' where none would help."""
+
+    kind: str  # hash, flags, missing, extra, changed, unreachable
+    subject: str  # a record's URI, or a DID
+    detail: str
+    did: str = ""
+
+
+async def audit_index(audits: Audits) -> AsyncIterator[Difference]:
+    """What is wrong within the index itself, without asking anybody."""
+    async for row in audits.rows():
+        if not rehashes(row):
+            yield Difference("hash", row.uri, f"the row does not hash to {row.cid}", _did_in(row.uri))
+    for flags in await audits.untrue_flags():
+        yield Difference("flags", str(flags["uri"]), f"stored {flags['stored']}, computed {flags['computed']}")
+
+
+def rehashes(row: StoredRow) -> bool:
+    """Whether a row's block, or its value encoded again, hashes to its CID."""
+    try:
+        block = row.block if row.block is not None else encode_json(json.loads(row.value))
+    except ValueError:
+        return False
+    return cid_text(cid_of(block)) == row.cid
+
+
+def _did_in(uri: str) -> str:
+    return uri.split("/")[2]
+
+
+async def audit_remote(
+    audits: Audits, resolver: Resolver, host: RepoHost, prefixes: tuple[str, ...]
+) -> AsyncIterator[Difference]:
+    """Where the index differs from what the accounts' own hosts sign now.
+
+    What was written on either side while the two were read, or is wanted already, is no difference.
+    """
+    for repo in await audits.repos():
+        try:
+            for difference in await _compare(repo, audits, resolver, host, prefixes):
+                yield difference
+        except (FetchFailed, IdentityError, SpoolFailed, Rejected) as error:
+            yield Difference("unreachable", repo.did, str(error))
+
+
+async def _compare(
+    repo: AuditedRepo, audits: Audits, resolver: Resolver, host: RepoHost, prefixes: tuple[str, ...]
+) -> list[Difference]:
+    identity = await resolver.resolve(repo.did, fresh=True)
+    if identity.pds is None:
+        raise FetchFailed(f"{repo.did} names no host")
+    with tempfile.TemporaryFile() as file:
+        await host.get_repo(identity.pds, repo.did, file)
+        rev, signed = await asyncio.to_thread(_signed_paths, file, repo.did, identity.signing_key, prefixes)
+    kept = await audits.cids(repo.did)
+    found = []
+    for path in sorted(signed.keys() | kept.keys()):
+        cid, (kept_cid, kept_rev) = signed.get(path), kept.get(path, (None, ""))
+        if cid == kept_cid or kept_rev > rev:
+            continue
+        kind = "missing" if kept_cid is None else "extra" if cid is None else "changed"
+        found.append(Difference(kind, f"at://{repo.did}/{path}", f"signed at {rev}: {cid}, kept: {kept_cid}", repo.did))
+    return found
+
+
+def _signed_paths(
+    file: BinaryIO, did: str, key: PublicKey, prefixes: tuple[str, ...]
+) -> tuple[str, dict[str, str | None]]:
+    """The rev of a spooled repository, and the CID of each of its records that concern us, by path."""
+    repository = open_snapshot(file)
+    commit = repository.commit
+    if commit.did != did or not check_signature(commit, key):
+        raise FetchFailed(f"the repository that the host of {did} gives is not signed by its key")
+    paths: dict[str, str | None] = {
+        f"{record.collection}/{record.rkey}": cid_text(record.cid) for record in repository.records(prefixes)
+    }
+    return commit.rev, paths

@@ -1,0 +1,93 @@
+"""The store as an audit reads it: every row in key order, flags against their definition, repositories by path."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import asyncpg
+
+from indexer.store.accounts import forget
+from indexer.store.connection import fetch, translated
+from indexer.store.context import Context
+from indexer.store.statements import RECORD_TABLES
+from indexer.store.writer import transact
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from indexer.store import Store
+
+from indexer.batch import Batch
+
+PAGE = 500  # rows read in one go
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """A row as an audit sees it; ``value`` is JSON text, ``block`` the original bytes where they were kept."""
+
+    uri: str
+    cid: str
+    value: str
+    block: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedRepo:
+    """A repository to be compared with its host: the last proven rev, whether it is wanted, where its host is."""
+
+    did: str
+    rev: str
+    wanted: bool
+    pds: str | None
+
+
+class Audits:
+    """What an audit reads, and ``forget`` takes away. Raises what :class:`indexer.store.Store` does."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def _fetch(self, name: str, *args: object, table: str | None = None) -> list[asyncpg.Record]:
+        async with self._store.connection("read") as connection:
+            with translated():
+                return await fetch(connection, name, *args, table=table)
+
+    async def rows(self) -> AsyncIterator[StoredRow]:
+        """Every row of every collection."""
+        for table in RECORD_TABLES:
+            after: tuple[object, ...] = ("", "", "", "")
+            while page := await self._fetch("rows_after", *after, PAGE, table=table):
+                for row in page:
+                    yield StoredRow(row["uri"], row["cid"], row["value"], row["block"])
+                last = page[-1]
+                after = (last["did"], last["space"], last["collection"], last["rkey"])
+
+    async def untrue_flags(self) -> list[dict[str, object]]:
+        """Prompts whose flags are not what the defining view computes: URI, what is stored, what is computed."""
+        return [dict(row) for row in await self._fetch("untrue_flags")]
+
+    async def repos(self) -> list[AuditedRepo]:
+        """The tracked repositories of accounts that aren't hidden."""
+        rows = await self._fetch("audited_repos")
+        return [AuditedRepo(row["did"], row["rev"], row["want"] is not None, row["pds"]) for row in rows]
+
+    async def cids(self, did: str) -> dict[str, tuple[str, str]]:
+        """CID and rev of every public row of one repository, by path."""
+        found: dict[str, tuple[str, str]] = {}
+        for table in RECORD_TABLES:
+            rows = await self._fetch("repo_cids", did, table=table)
+            found.update((row["path"], (row["cid"], row["rev"])) for row in rows)
+        return found
+
+    async def forget(self, did: str, now: datetime) -> None:
+        """Take everything of an account away, and never let anything of it in again."""
+
+        async def step(context: Context) -> None:
+            await forget(context, did)
+
+        async with self._store.connection("write") as connection:
+            with translated():
+                await transact(connection, Batch(), self._store.limits, now, dids={did}, before=step)
