@@ -53,6 +53,7 @@ as $$
 declare
     last_day integer := 31;
     away interval;
+    instant timestamp;
 begin
     if octet_length(datetime) > 64
         or datetime !~ '^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)$'
@@ -78,7 +79,11 @@ begin
     end if;
     away := right(datetime, 5)::interval;  -- by hand: PostgreSQL takes offsets of less than 16 hours only
     datetime := left(datetime, -5);
-    return left(datetime, -1)::timestamp at time zone 'UTC' - case right(datetime, 1) when '+' then away else -away end;
+    instant := left(datetime, -1)::timestamp - case right(datetime, 1) when '+' then away else -away end;
+    if instant < timestamp '0001-01-01' or instant >= timestamp '10000-01-01' then  -- drivers can't read such a one
+        return null;
+    end if;
+    return instant at time zone 'UTC';
 end
 $$;
 comment on function letta_store.instant is
@@ -546,7 +551,8 @@ select
         else 'touch'
     end as kind,
     h.compiled_at, h.raw_system_hash, h.memfs_revision, h.content_bytes, h.content_sha256, h.core_memory_sha256,
-    h.value ->> 'content' as content, h.value ->> 'coreMemory' as core_memory, h.seen_at
+    case when h.content_sha256 is not null then h.value ->> 'content' end as content,
+    case when h.core_memory_sha256 is not null then h.value ->> 'coreMemory' end as core_memory, h.seen_at
 from (
     select
         v.*,
@@ -565,7 +571,9 @@ create view letta.compiled_prompt with (security_invoker = true) as
 select
     r.uri, r.did, r.space, r.collection, r.rkey, r.cid, r.rev, r.value, r.valid, r.violations,
     r.proof is not null as verified, r.proof, r.indexed_at,
-    r.agent, r.conversation, r.value ->> 'content' as content, r.value ->> 'coreMemory' as core_memory,
+    r.agent, r.conversation,
+    case when r.content_sha256 is not null then r.value ->> 'content' end as content,
+    case when r.core_memory_sha256 is not null then r.value ->> 'coreMemory' end as core_memory,
     r.raw_system_hash, r.memfs_revision, r.compiled_at, r.content_bytes, r.core_memory_in_content,
     (select h.cid from letta_store.recompile h
      where h.did = r.did and h.space = r.space and h.rkey = r.rkey and h.rev < r.rev and h.cid <> r.cid
@@ -593,7 +601,7 @@ create view letta.agent with (security_invoker = true) as
 select
     r.uri, r.did, r.space, r.collection, r.rkey, r.cid, r.rev, r.value, r.valid, r.violations,
     r.proof is not null as verified, r.proof, r.indexed_at,
-    r.name, r.model, r.value ->> 'system' as system, r.system_sha256, r.memfs_revision, r.primary_conversation, r.created_at
+    r.name, r.model, case when r.system_sha256 is not null then r.value ->> 'system' end as system, r.system_sha256, r.memfs_revision, r.primary_conversation, r.created_at
 from letta_store.agent r join letta_store.account x on x.did = r.did
 where not x.hidden;
 comment on view letta.agent is 'Every agent; system_sha256 is what the raw_system_hash of its prompts has to be';

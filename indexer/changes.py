@@ -17,7 +17,7 @@ from indexer.syntax import parse_path, tid_micros
 from indexer.verify import Proven
 
 MAX_KEY = 2_500  # bytes of did, space, collection and record key: a PostgreSQL index entry ends at 2,704
-MAX_RECORDS = 4_000_000  # bytes of all records of a commit: one block may be named many times
+MAX_RECORDS = 4_000_000  # bytes of all records of a commit: twice its blocks, one of which may be named many times
 FUTURE = 5 * 60 * 1_000_000  # microseconds that a rev may be ahead of our clock
 
 

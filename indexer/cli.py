@@ -12,19 +12,18 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import typer
 import uvloop
-from rich.console import Console
-from rich.table import Table
 
 from indexer import __version__, cli_repos, logs
-from indexer.config import Settings
+from indexer.config import Settings, load_settings
 from indexer.daemon import Daemon, open_source, opened_store
+from indexer.demo import Demo, questions_to, simulated_network
 from indexer.embedded import EmbeddedPostgres, binaries
 from indexer.errors import DatabaseError, EmbeddedError, IndexerError, SettingsError
 from indexer.flags import with_settings
@@ -33,8 +32,10 @@ from indexer.sources.file import capture as write_capture
 from indexer.sources.follow import Follower
 from indexer.store import Summary
 from indexer.store.reports import to_json
+from indexer.tables import stale_lines, table_lines
 
 DONE, FOUND, USAGE, DATABASE = 0, 1, 2, 3
+DEMO_PAUSE = 2.0  # seconds to read each scene on a terminal
 DATABASE_SETTINGS = ("database_url", "data_dir", "log_level", "log_format")
 
 T = TypeVar("T")
@@ -128,7 +129,6 @@ async def _summary(settings: Settings) -> Summary:
 
 
 def _print_summary(summary: Summary) -> None:
-    console = Console()
     for title, rows in (
         ("Sources", summary.sources),
         ("Repositories", summary.repos),
@@ -137,19 +137,7 @@ def _print_summary(summary: Summary) -> None:
         ("Set aside", summary.dead_letters),
         ("Integrity issues", summary.issues),
     ):
-        if rows:
-            console.print(_table(title, rows))
-        else:
-            console.print(f"{title}: none")
-
-
-def _table(title: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in rows[0]:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*(logs.printable("" if value is None else str(value)) for value in row.values()))
-    return table
+        say("\n".join([f"== {title}", "", *table_lines(rows), ""]))
 
 
 @app.command()
@@ -165,7 +153,7 @@ def stale(
     if json:
         say(to_json(rows))
     elif rows:
-        Console().print(_table("Stale prompts", [_for_people(row) for row in rows]))
+        say("\n\n".join("\n".join(stale_lines(row)) for row in rows))
     else:
         say("no stale prompts")
     if exit_code and rows:
@@ -177,12 +165,28 @@ async def _stale(settings: Settings) -> list[dict[str, Any]]:
         return await store.stale()
 
 
-def _for_people(row: dict[str, Any]) -> dict[str, Any]:
-    evidence = "\n".join(
-        f"{fact['reason']}: {fact['record']} has {fact['expected'] or 'none'}, the prompt {fact['found'] or 'none'}"
-        for fact in row["evidence"]
-    )
-    return {**row, "stale_reasons": ", ".join(row["stale_reasons"]), "evidence": evidence}
+@app.command()
+def demo() -> None:
+    """Show what it does: a simulated network on loopback, indexed live. Needs no network, leaves nothing behind."""
+    logs.configure("error", "auto", sys.stderr)
+    with suppress(KeyboardInterrupt):  # ctrl-C is a way to end it
+        run_async(_demo())
+
+
+async def _demo() -> None:
+    embedded = EmbeddedPostgres(None, temporary=True, fast_for_tests=True)  # what is thrown away needs no syncing
+    try:
+        dsn = await embedded.start()
+        async with simulated_network() as network:
+            # Nothing of the user's own settings: no environment, no file, and a data folder that isn't used.
+            settings = load_settings({**network.settings, "database_url": dsn, "data_dir": "."}, {}, None)
+            async with opened_store(settings) as store:
+                await store.open()
+                daemon = Daemon(settings, store, announce=lambda _: None)
+                pause = DEMO_PAUSE if sys.stdout.isatty() else 0.0
+                await Demo(network, daemon, ask=questions_to(store), say=say, pause=pause).run()
+    finally:
+        await embedded.stop()
 
 
 @app.command()

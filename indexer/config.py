@@ -95,8 +95,11 @@ class Settings(BaseModel):
         "URL",
         "The PostgreSQL to write to; DATABASE_URL is read too. Without it an embedded one runs in --data-dir",
     )
-    data_dir: Path = _setting(
-        "~/.local/share/letta-indexer", "DIRECTORY", "Where the embedded PostgreSQL keeps its data"
+    data_dir: Path | None = _setting(
+        None,
+        "DIRECTORY",
+        "Where the embedded PostgreSQL keeps its data. "
+        "Default: ~/.local/share/letta-indexer, for root /var/lib/letta-indexer",
     )
     collections: Annotated[tuple[Pattern, ...], BeforeValidator(parse_list), AfterValidator(_check_some)] = _setting(
         ("xyz.quasigod.lab.letta.*",),
@@ -191,8 +194,8 @@ def load_settings(flags: Mapping[str, object], environ: Mapping[str, str], toml_
     wrong: it names the setting and what is expected, and never quotes a value that could hold a password.
     """
     given = _from_file(toml_path) | _from_environment(environ) | _from_flags(flags)
-    given.setdefault("data_dir", _Given(Settings.model_fields["data_dir"].default, "data_dir"))
-    given["data_dir"] = _expand_home(given["data_dir"], environ)
+    if "data_dir" in given:
+        given["data_dir"] = _expand_home(given["data_dir"], environ)
     try:
         return Settings.model_validate({name: entry.value for name, entry in given.items()})
     except ValidationError as error:

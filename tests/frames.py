@@ -9,7 +9,7 @@ record may be raw bytes, an operation may name any CID, ``commit`` takes any fie
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -230,4 +230,9 @@ def message(**fields: object) -> dict[str, object]:
     } | fields
 
 
-VALID = {AGENT: agent, CONVERSATION: conversation, PROMPT: prompt, MESSAGE: message}
+VALID: dict[str, Callable[..., dict[str, object]]] = {
+    AGENT: agent,
+    CONVERSATION: conversation,
+    PROMPT: prompt,
+    MESSAGE: message,
+}

@@ -40,7 +40,7 @@ def test_defaults_are_the_documented_ones() -> None:
     assert (settings.max_lag, settings.batch_age, settings.dead_letter_age) == (120.0, 0.01, 30 * 86400.0)
     assert (settings.quota_rows, settings.quota_bytes) == (1_000_000, 10 * 2**30)
     assert (settings.keep_history, settings.trust, settings.database_url) == ("hashes", "relay", None)
-    assert settings.data_dir == Path("/home/somebody/.local/share/letta-indexer")
+    assert settings.data_dir is None
 
 
 def test_precedence_is_flag_environment_file_default(tmp_path: Path) -> None:
@@ -249,9 +249,10 @@ def test_the_default_source_is_the_relay_in_use(relay: str, source: str) -> None
 
 
 def test_home_unknown_is_an_error_only_where_it_matters() -> None:
-    """Without HOME the default folder cannot be told; an absolute one works."""
-    with pytest.raises(SettingsError, match="data_dir: cannot tell what ~ stands for"):
-        load_settings({}, {}, None)
+    """Without HOME a folder below it cannot be told; an absolute one works, and so does none."""
+    with pytest.raises(SettingsError, match="data.dir: cannot tell what ~ stands for"):
+        load_settings({"data_dir": "~/x"}, {}, None)
+    assert load_settings({}, {}, None).data_dir is None
     assert load_settings({"data_dir": "/srv/x"}, {}, None).data_dir == Path("/srv/x")
 
 

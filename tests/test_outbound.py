@@ -525,10 +525,11 @@ async def test_host_gets_two_requests_at_a_time() -> None:
 async def test_cancelled_request_gives_its_turn_back(outbound: Outbound) -> None:
     """Who is cancelled, in the middle of an answer or while waiting, leaves nothing behind."""
     entered: asyncio.Queue[None] = asyncio.Queue()
+    leave = asyncio.Event()
 
     async def handler(_: web.BaseRequest) -> web.Response:
         entered.put_nowait(None)
-        await asyncio.Event().wait()
+        await leave.wait()
         return web.Response()
 
     async with site(handler) as origin:
@@ -539,6 +540,7 @@ async def test_cancelled_request_gives_its_turn_back(outbound: Outbound) -> None
             task.cancel()
         await asyncio.wait(tasks)
         assert all(task.cancelled() for task in tasks)
+        leave.set()
     assert outbound._pacing._hosts == {}
 
 

@@ -1,4 +1,8 @@
-"""The embedded PostgreSQL as the daemon uses it. All work is done in threads; the event loop never waits."""
+"""The embedded PostgreSQL as the daemon uses it.
+
+All work is done in threads, so that the event loop never waits; and not by its own subprocesses, since uvloop's
+cannot run as another user.
+"""
 
 from __future__ import annotations
 

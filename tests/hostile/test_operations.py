@@ -114,7 +114,7 @@ async def test_two_blocks_under_one_cid(target: Target) -> None:
     assert [row["system"] for row in await target.sql.fetch("select system from letta.agent")] == ["mine"]
 
 
-@pytest.mark.parametrize("codec", [b"\x01\x55\x12\x20", b"\x01\x70\x12\x20", b"\x01\x71\x16\x20", b"\x12\x20", b""])
+@pytest.mark.parametrize("codec", [b"\x01\x55\x12\x20", b"\x01\x70\x12\x20", b"\x01\x71\x16\x20", b"\x12\x20"])
 async def test_cid_of_another_kind(target: Target, codec: bytes) -> None:
     """A record under a CID that AT Protocol doesn't use is set aside; a raw one is taken by its hash."""
     op = put(AGENT, key(1), agent())
@@ -192,7 +192,7 @@ async def test_unknown_actions(target: Target) -> None:
     for number, action in enumerate(("", "upsert", "CREATE", "delete\0", CANARY, "x" * 100_000), 2):
         await target.attack(put(AGENT, key(1), agent(CANARY), action=action), rev=rev(number))
     assert await target.letters() == ["unknown_action"] * 6
-    assert target.index.sample("operations_total", collection=AGENT, action="other") == 6
+    assert target.index.sample("operations_total", collection="agent", action="other") == 6
     assert await target.rev_of(AGENT, key(1)) is None
 
 
@@ -231,8 +231,8 @@ async def test_flood_from_one_account(database: str, sql: Sql) -> None:
     async with indexing(database, limits=Limits(quota_rows=10, quota_bytes=100_000)) as index:
         flood = [commit(put(OTHER, key(n), {"n": n}), rev=rev(n)) for n in range(50)]
         await index.take([*flood, commit(put(AGENT, key(1), agent()), did=STRANGER)])
-        counts = dict(await sql.fetch("select did, count(*) from letta.record group by did"))
-        assert counts == {DID: 10, STRANGER: 1}
+        rows = await sql.fetch("select did, count(*) from letta.record group by did order by did")
+        assert [tuple(row) for row in rows] == [(DID, 10), (STRANGER, 1)]
         assert index.sample("dropped_total", reason="quota") == 40
         await index.take([commit(put(OTHER, key(0), {"n": "x" * 99_000}), rev=rev(60))])
         await index.take([commit(put(OTHER, key(0), {"n": "x" * 100_000}), rev=rev(61))])
