@@ -36,8 +36,6 @@ from indexer.config_values import (
 )
 from indexer.errors import SettingsError
 
-DEFAULT_TRUST: Final = "relay"
-
 PREFIX: Final = "LETTA_INDEXER_"
 CONFIG_VARIABLE: Final = PREFIX + "CONFIG"
 CONFIG_FILE: Final = "letta-indexer.toml"
@@ -86,7 +84,7 @@ class Settings(BaseModel):
     )
     once: bool = _setting(False, "", "End when every source is caught up and every want is met or has failed")
     trust: Annotated[Literal["verify", "relay"], BeforeValidator(lower_case)] = _setting(
-        DEFAULT_TRUST,
+        "verify",
         "verify|relay",
         "'verify' demands proofs and fetches what is missing, 'relay' takes the source's word and fetches nothing",
     )
@@ -123,7 +121,7 @@ class Settings(BaseModel):
         "127.0.0.1:9464", "HOST:PORT", "Where /metrics, /healthz and /readyz are served; port 0 takes any, printed"
     )
     max_lag: Duration = _setting("120", "TIME", "A source whose last event is older than this is not ready")
-    quota_rows: Count = _setting(1_000_000, "N", "The most rows kept for one account, history and tombstones included")
+    quota_rows: Count = _setting(1_000_000, "N", "The most records kept for one account; more are refused and counted")
     quota_bytes: Size = _setting("10GiB", "SIZE", "The most bytes kept for one account")
     keep_history: Annotated[Literal["hashes", "content"], BeforeValidator(lower_case)] = _setting(
         "hashes", "hashes|content", "What is kept of a prompt that was overwritten: its hashes, or its text too"

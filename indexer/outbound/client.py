@@ -301,8 +301,10 @@ def _translated(request: _Request) -> Iterator[None]:
 
 def _kind(error: BaseException) -> str:
     """What an error is, without the text that a host may have put into it."""
-    name = errno.errorcode.get(error.errno or 0) if isinstance(error, OSError) else None
-    return name or type(error).__name__
+    name = type(error).__name__
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
+        return errno.errorcode.get(error.errno or 0, name)
+    return name
 
 
 def _for(about: str) -> str:

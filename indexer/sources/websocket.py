@@ -179,7 +179,7 @@ class FrameConnection(ClientConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         """Note how the connection ended; frames already held can still be taken."""
         super().connection_lost(exc)
-        self._lost = _ended(self.name, self.close_exc, held_back=self._held_back)
+        self._lost = _ended(self.name, self.protocol.close_exc, held_back=self._held_back)
         self._wake()
 
 

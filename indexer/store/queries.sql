@@ -527,7 +527,7 @@ select collection from letta_store.discovery where source = $1 and not done orde
 select page from letta_store.discovery where source = $1 and collection = $2;
 
 -- name: note_discovery
-update letta_store.discovery set page = $3, done = $3 is null where source = $1 and collection = $2;
+update letta_store.discovery set page = $3::text, done = $3::text is null where source = $1 and collection = $2;
 
 -- name: restart_discovery
 update letta_store.discovery set page = null, done = false where source = $1;

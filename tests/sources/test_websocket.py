@@ -87,13 +87,24 @@ async def test_a_peer_that_answers_no_close_is_not_waited_for(monkeypatch: pytes
     """Having refused a frame we give the peer a moment to close, not until its next ping is due."""
     monkeypatch.setattr(websocket, "_CLOSE_SECONDS", 0.05)
 
+    waiting = asyncio.Event()
+
     async def stay(connection: ServerConnection) -> None:
+        await waiting.wait()
         connection.transport.pause_reading()
         connection.transport.write(frame_header(2, 17_000_000))
         await connection.wait_closed()
 
     async with host(stay) as where, asyncio.timeout(10):
-        assert await lost_with(FirehoseSource(where)) == "oversized"
+        connection = await websocket.connect(
+            where.url, name="a", user_agent="b", timeout=10, max_frame_bytes=websocket.BUFFER_BYTES
+        )
+        taking = asyncio.create_task(connection.take(300))
+        await asyncio.sleep(0)  # one turn: it waits now
+        waiting.set()
+        with pytest.raises(SourceLost) as lost:
+            await taking
+    assert lost.value.reason == "oversized"
 
 
 async def test_fragments_over_the_limit_are_refused_together() -> None:
