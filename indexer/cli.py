@@ -21,6 +21,7 @@ import typer
 import uvloop
 
 from indexer import __version__, cli_repos, logs
+from indexer.backfill import backfill_repos
 from indexer.config import Settings, load_settings
 from indexer.daemon import Daemon, open_source, opened_store
 from indexer.demo import Demo, questions_to, simulated_network
@@ -221,7 +222,7 @@ async def _capture(settings: Settings, file: Path, limit: int | None, seconds: f
 def backfill(settings: Settings, dids: cli_repos.Dids = None) -> None:
     """Fetch these repositories, or all that the relay knows of, and end when they are in."""
     _configure(settings)
-    if run_async(cli_repos.backfill_repos(settings, dids or [])):
+    if run_async(backfill_repos(settings, dids or [])):
         raise typer.Exit(FOUND)
 
 

@@ -71,6 +71,7 @@ def parse_listen(value: object) -> Listen:
 
 
 def parse_list(value: object) -> object:
+    """Return the parts of a comma-separated or JSON list; what is a list already comes back as it is."""
     if not isinstance(value, str):
         return value
     if not value.lstrip().startswith("["):
@@ -82,6 +83,7 @@ def parse_list(value: object) -> object:
 
 
 def parse_cursors(value: object) -> object:
+    """Return positions by source from ``SOURCE=N`` words; ValueError for anything else."""
     value = parse_list(value)
     if not isinstance(value, list | tuple):
         return value
@@ -95,12 +97,14 @@ def parse_cursors(value: object) -> object:
 
 
 def refuse_boolean(value: object) -> object:
+    """Return the value unless it is a boolean, which pydantic would take for a number; ValueError then."""
     if isinstance(value, bool):
         raise ValueError("expected a number")
     return value
 
 
 def lower_case(value: object) -> object:
+    """Return text in lower case, anything else as it is."""
     return value.lower() if isinstance(value, str) else value
 
 
@@ -116,6 +120,7 @@ def _check_url(url: str, schemes: Iterable[str], expected: str) -> str:
 
 
 def check_source(source: str) -> str:
+    """Return a source of a known form; ValueError otherwise."""
     if source.startswith("file:") and len(source) > len("file:"):
         return source
     schemes = ("wss", "ws", "jetstream+wss", "jetstream+ws")
@@ -123,22 +128,26 @@ def check_source(source: str) -> str:
 
 
 def check_http(url: str) -> str:
+    """Return an http or https URL without credentials, query and last slash; ValueError otherwise."""
     return _check_url(url, ("https", "http"), "https://HOST, without a user name")
 
 
 def check_database(url: str) -> str:
+    """Return a PostgreSQL URL; ValueError otherwise."""
     if urlsplit(url).scheme not in ("postgresql", "postgres"):
         raise ValueError("expected postgresql://USER:PASSWORD@HOST/DATABASE")
     return url
 
 
 def check_did(did: str) -> str:
+    """Return a DID; ValueError otherwise."""
     if not is_did(did):
         raise ValueError("expected a DID, such as did:plc:ewvi7nxzyoun6zhxrhs64oiz")
     return did
 
 
 def check_pattern(pattern: str) -> str:
+    """Return a collection's name, or a prefix that ends in ``.*``; ValueError otherwise."""
     try:
         CollectionFilter([pattern])
     except ValueError:

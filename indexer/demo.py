@@ -278,9 +278,9 @@ _PROMPTS: Final = dedent("""\
     join letta.conversation c on c.did = p.did and c.rkey = p.rkey
     where p.did = '{did}' order by p.rkey;""")
 _EVIDENCE: Final = dedent("""\
-    select p.rkey, p.stale_since, e ->> 'reason' as reason, e ->> 'field' as field,
-        e ->> 'found' as found, e ->> 'expected' as expected,
-        substr(e ->> 'record', 39) as says_who
+    select p.rkey, p.stale_since, e ->> 'reason' as reason,
+        e ->> 'field' as field, e ->> 'found' as found,
+        e ->> 'expected' as expected, substr(e ->> 'record', 39) as says_who
     from letta.stale_prompt p, jsonb_array_elements(p.evidence) e
     where p.did = '{did}' order by p.rkey;""")
 _SOURCES: Final = dedent("""\
@@ -296,8 +296,8 @@ _AGENTS: Final = dedent("""\
     from letta.agent a left join letta.conversation_all c on c.agent = a.uri
     group by a.uri, a.name, a.system_sha256 order by a.uri;""")
 _HISTORY: Final = dedent("""\
-    select rkey, kind, seen_at, content_bytes, left(raw_system_hash, 8) as template,
-        left(memfs_revision, 8) as memory
+    select rkey, kind, seen_at, content_bytes,
+        left(raw_system_hash, 8) as template, left(memfs_revision, 8) as memory
     from letta.recompile where did = '{did}'
     order by rkey, rev;""")
 _LEFT: Final = dedent("""\

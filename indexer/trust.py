@@ -41,7 +41,8 @@ class Aside(Protocol):
 
     key: str  # of the source's cursor
 
-    def set_aside(self, reason: Reason, detail: str, frame: bytes, did: str | None) -> None: ...
+    def set_aside(self, reason: Reason, detail: str, frame: bytes, did: str | None) -> None:
+        """Count and keep what can't be used."""
 
 
 class Trust(Protocol):
@@ -51,15 +52,20 @@ class Trust(Protocol):
     def tracked(self) -> Container[object]:
         """The accounts of which every commit is shown, also those that touch nothing of ours."""
 
-    def commit(self, intake: Aside, commit: Commit, raw: bytes) -> None: ...
+    def commit(self, intake: Aside, commit: Commit, raw: bytes) -> None:
+        """A commit that touches what we follow, or any of a tracked account. Raises Rejected."""
 
-    def sync(self, intake: Aside, sync: Sync) -> None: ...
+    def sync(self, intake: Aside, sync: Sync) -> None:
+        """A head without operations. Raises Rejected."""
 
-    def account(self, event: Account, time: datetime) -> None: ...
+    def account(self, event: Account, time: datetime) -> None:
+        """An account's state as of ``time``."""
 
-    def identity(self, change: HandleChange) -> None: ...
+    def identity(self, change: HandleChange) -> None:
+        """An account's identity may have changed."""
 
-    def want(self, want: Want) -> None: ...
+    def want(self, want: Want) -> None:
+        """A repository, or every one, has to be looked at."""
 
 
 class Word:
