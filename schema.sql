@@ -199,6 +199,7 @@ create table letta_store.repo (
     data_cid text collate "C",
     records bigint not null default 0,
     bytes bigint not null default 0,
+    marks bigint not null default 0,
     want text check (want in ('decide', 'fetch')),
     want_no bigint not null default 0,
     wanted_rev text collate "C",
@@ -214,7 +215,7 @@ create table letta_store.repo (
 );
 create index repo_want on letta_store.repo (next_attempt_at) where want is not null;
 comment on table letta_store.repo is
-    'A repository is tracked when it has a row. rev, data_cid: the last proven state. want: decide (pending may settle it) or fetch; behind: fetches in a row that fell short';
+    'A repository is tracked when it has a row. rev, data_cid: the last proven state. want: decide (pending may settle it) or fetch; behind: fetches in a row that fell short. marks: tombstones and versions';
 
 create table letta_store.pending (
     did text collate "C" not null,
@@ -601,7 +602,8 @@ create view letta.agent with (security_invoker = true) as
 select
     r.uri, r.did, r.space, r.collection, r.rkey, r.cid, r.rev, r.value, r.valid, r.violations,
     r.proof is not null as verified, r.proof, r.indexed_at,
-    r.name, r.model, case when r.system_sha256 is not null then r.value ->> 'system' end as system, r.system_sha256, r.memfs_revision, r.primary_conversation, r.created_at
+    r.name, r.model, case when r.system_sha256 is not null then r.value ->> 'system' end as system, r.system_sha256,
+    r.memfs_revision, r.primary_conversation, r.created_at
 from letta_store.agent r join letta_store.account x on x.did = r.did
 where not x.hidden;
 comment on view letta.agent is 'Every agent; system_sha256 is what the raw_system_hash of its prompts has to be';

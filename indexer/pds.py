@@ -9,8 +9,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
-
-from yarl import URL
+from urllib.parse import quote, urlencode
 
 from indexer.outbound import CAR, FetchFailed, Outbound, error_code
 from indexer.syntax import is_did, is_nsid, is_tid
@@ -184,7 +183,7 @@ class RepoHost:
 
 
 def _url(host: str, method: str, **query: str) -> str:
-    return str((URL(host) / "xrpc" / method).with_query(query))
+    return f"{host}/xrpc/{method}?{urlencode(query, quote_via=quote)}"
 
 
 def _did_of(repo: object) -> str | None:

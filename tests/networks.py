@@ -46,8 +46,8 @@ async def holds(sql: Sql, *worlds: World) -> None:
 
 @asynccontextmanager
 async def following(relay: Relay, database: str, *arguments: str) -> AsyncIterator[DaemonProcess]:
-    """The daemon on a relay, ready."""
-    async with daemon("--source", relay.url, "--database-url", database, *arguments) as process:
+    """The daemon on a relay whose word it takes, ready."""
+    async with daemon("--source", relay.url, "--trust", "relay", "--database-url", database, *arguments) as process:
         await process.ready()
         yield process
 

@@ -51,7 +51,7 @@ def capture(pds_a: Path) -> tuple[str, str]:
 
 async def once(*arguments: str) -> tuple[int, str]:
     """Exit code and errors of ``run --once``."""
-    outcome = await command("run", "--once", "--listen", IDLE, *arguments)
+    outcome = await command("run", "--once", "--trust", "relay", "--listen", IDLE, *arguments)
     return outcome.code, outcome.errors
 
 
@@ -168,7 +168,7 @@ async def test_without_a_network_it_stays_and_heals(database: str, sql: Sql, clo
     """With nobody to connect to it stays up and says why it isn't ready; it goes on by itself once there is."""
     life = world(2)
     source = f"ws://127.0.0.1:{closed_port}"
-    async with daemon("--source", source, "--database-url", database) as process:
+    async with daemon("--source", source, "--trust", "relay", "--database-url", database) as process:
         await process.logged("source lost")
         assert await process.get("/healthz") == (200, "ok\n")
         (reason,) = await process.reasons()
@@ -186,7 +186,7 @@ async def test_without_a_database_it_stays_and_heals(database: str, sql: Sql) ->
     life = world(3)
     async with Relay() as relay, Gateway(database) as gateway:
         await gateway.close()
-        async with daemon("--source", relay.url, "--database-url", gateway.url) as process:
+        async with daemon("--source", relay.url, "--trust", "relay", "--database-url", gateway.url) as process:
             await process.logged("database not available, trying again")
             assert (await process.get("/healthz"))[0] == 200
             (reason,) = await process.reasons()

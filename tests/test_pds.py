@@ -221,11 +221,10 @@ async def test_host_without_the_method_is_no_failure(calls: RepoHost, host: Host
 async def test_list_that_makes_no_sense_ends(calls: RepoHost, host: Host, answer: Any) -> None:
     """Other forms are failures, and so is a cursor that leads back to itself."""
     host.answers = [{"repos": [{"did": DID}], "cursor": "same"}, answer]
-    found = []
-    with pytest.raises(FetchFailed, match=COLLECTION if answer != {"repos": [], "cursor": "same"} else "circles"):
-        async for page in calls.list_repos_by_collection(host.url, COLLECTION):
-            found.append(page)
-    assert found == [Page((DID,), "same")]
+    found = calls.list_repos_by_collection(host.url, COLLECTION)
+    assert await anext(found) == Page((DID,), "same")
+    with pytest.raises(FetchFailed, match=rf"{COLLECTION}|circles"):
+        await anext(found)
 
 
 async def test_strangers_host_is_a_stranger() -> None:
@@ -237,4 +236,18 @@ async def test_strangers_host_is_a_stranger() -> None:
             await calls.get_latest_commit(url, DID)
         assert caught.value.permanent
         assert await calls.get_latest_commit(url, DID, trusted=True) == Head("bafy", REV)
+    await outbound.aclose()
+
+
+@pytest.mark.parametrize(
+    "host", ["", "x", "https://", "https://[:::]", "https://a..b:99999", "http://1.1.1.1", "https://a b"]
+)
+async def test_host_that_is_none_is_a_failure(host: str) -> None:
+    """What a DID document calls a PDS may be anything: it fails like a host that doesn't answer, for good."""
+    outbound = Outbound()
+    with pytest.raises(FetchFailed, match=DID) as caught:
+        await RepoHost(outbound).get_repo(host, DID, io.BytesIO())
+    assert caught.value.permanent
+    assert outbound.wait(host) == 0
+    assert not outbound.busy(host)
     await outbound.aclose()

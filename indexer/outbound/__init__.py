@@ -7,7 +7,8 @@ pacing      how much one host is asked, and when it is left alone
 client      requests: limits on redirects, size, time and encoding
 """
 
-from indexer.outbound.client import CAR, JSON, Outbound, Reply, error_code
+from indexer.outbound.answers import error_code
+from indexer.outbound.client import CAR, JSON, Outbound, Reply
 from indexer.outbound.failures import FetchFailed, SpoolFailed
 
 __all__ = ["CAR", "JSON", "FetchFailed", "Outbound", "Reply", "SpoolFailed", "error_code"]

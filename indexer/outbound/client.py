@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-import re
 import socket
 import ssl
 import time
@@ -24,6 +23,7 @@ from yarl import URL
 
 from indexer import __version__
 from indexer.outbound.addresses import is_public, parse_url, place_of
+from indexer.outbound.answers import Answer
 from indexer.outbound.failures import FetchFailed, SpoolFailed
 from indexer.outbound.names import Names
 from indexer.outbound.pacing import OVERLOADED, Pacing
@@ -36,11 +36,8 @@ CONNECT_TIMEOUT: Final = 10.0
 IDLE_TIMEOUT: Final = 20.0  # the longest silence within an answer
 
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
-_RETRIABLE: Final = (408, 425)
 _NOT_IMPLEMENTED: Final = 501
-_ERROR_BYTES: Final = 64 << 10  # the most read of a refusal
 _SPOOL_BYTES: Final = 1 << 20  # written at once, off the event loop
-_CODE: Final = re.compile(r"[A-Za-z]{1,64}")
 
 
 class Reply(NamedTuple):
@@ -117,11 +114,11 @@ class Outbound:
 
     def wait(self, url: str) -> float:
         """Seconds until the URL's host may be asked again (it asked for a pause), 0 if it may be now."""
-        return self._pacing.wait(place_of(URL(url)))
+        return self._pacing.wait(_place(url))
 
     def busy(self, url: str) -> bool:
         """Whether a request to the URL's host would have to wait for another to end."""
-        return self._pacing.busy(place_of(URL(url)))
+        return self._pacing.busy(_place(url))
 
     async def texts(self, name: str) -> list[str]:
         """The TXT records of a DNS name; [] if there are none or nobody answers."""
@@ -143,8 +140,8 @@ class Outbound:
         the request is for, for messages. Raises FetchFailed for 429 and 503 (from then on the host is left alone),
         for other failures of the host, and for an answer that is too long, too slow, compressed or cut off.
         """
-        async with self._answer(self._request(url, accept, timeout, trusted, about)) as response:
-            return Reply(response.status, _media_type(response), await _body(response, max_bytes))
+        async with self._answer(self._request(url, accept, timeout, trusted, about)) as answer:
+            return Reply(answer.status, answer.media_type, await answer.body(max_bytes))
 
     async def get_json(
         self, url: str, *, max_bytes: int = 1 << 20, timeout: float = 30.0, trusted: bool = False, about: str = ""
@@ -160,7 +157,7 @@ class Outbound:
         except (ValueError, RecursionError):
             if reply.status >= 300:
                 return reply.status, None
-        raise FetchFailed(f"{place_of(URL(url))}: its answer is no JSON{_for(about)}", status=reply.status)
+        raise FetchFailed(f"{_place(url)}: its answer is no JSON{_for(about)}", status=reply.status)
 
     async def download(
         self,
@@ -181,22 +178,20 @@ class Outbound:
         comes at under ``min_rate`` bytes a second, on average, is cut off. Raises FetchFailed as :meth:`fetch` and for
         every other status than 200 (``status`` and ``code`` tell which), SpoolFailed if the file can't be written.
         """
-        async with self._answer(self._request(url, accept, timeout, trusted, about)) as response:
-            if response.status != 200:
-                raise await _refusal(response, _for(about))
-            if _media_type(response) not in (accept, "application/octet-stream"):
-                raise _failed(response, f"its answer is not {accept}")
-            return await self._spool(response, file, max_bytes, min_rate, grace)
+        async with self._answer(self._request(url, accept, timeout, trusted, about)) as answer:
+            if answer.status != 200:
+                raise await answer.refusal()
+            if answer.media_type not in (accept, "application/octet-stream"):
+                raise answer.failure(f"its answer is not {accept}")
+            return await self._spool(answer, file, max_bytes, min_rate, grace)
 
-    async def _spool(
-        self, response: aiohttp.ClientResponse, file: BinaryIO, max_bytes: int, min_rate: float, grace: float
-    ) -> int:
+    async def _spool(self, answer: Answer, file: BinaryIO, max_bytes: int, min_rate: float, grace: float) -> int:
         size, started, waiting = 0, self._monotonic(), bytearray()
-        async for chunk in _chunks(response, max_bytes):
+        async for chunk in answer.chunks(max_bytes):
             size += len(chunk)
             elapsed = self._monotonic() - started
             if elapsed > grace and size < min_rate * elapsed:
-                raise _failed(response, f"too slow: {size} bytes in {elapsed:.0f} s")
+                raise answer.failure(f"too slow: {size} bytes in {elapsed:.0f} s")
             waiting += chunk
             if len(waiting) >= _SPOOL_BYTES:
                 await _write(file, waiting)
@@ -209,21 +204,19 @@ class Outbound:
         return _Request(parse_url(url, private=trusted, about=_for(about)), trusted, accept, timeout, _for(about))
 
     @asynccontextmanager
-    async def _answer(self, request: _Request) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _answer(self, request: _Request) -> AsyncIterator[Answer]:
         """The answer after all redirects; its body has to be read within the context, which ends with the deadline."""
         with _translated(request):
             async with asyncio.timeout(None) as deadline, AsyncExitStack() as stack:
                 yield await self._follow(request, stack, deadline)
 
-    async def _follow(
-        self, request: _Request, stack: AsyncExitStack, deadline: asyncio.Timeout
-    ) -> aiohttp.ClientResponse:
+    async def _follow(self, request: _Request, stack: AsyncExitStack, deadline: asyncio.Timeout) -> Answer:
         for _ in range(MAX_REDIRECTS + 1):
             # A turn is given back before the next one is asked for: two that wait for each other would stand still.
             hop = await stack.enter_async_context(AsyncExitStack())
             response = await self._ask(request, hop, deadline)
             if response.status not in _REDIRECTS:
-                return response
+                return Answer(response, request.about)
             request = self._redirected(request, response)
             await hop.aclose()
         raise FetchFailed(f"{request.place}: more than {MAX_REDIRECTS} redirects{request.about}", permanent=True)
@@ -243,7 +236,7 @@ class Outbound:
             message = f"{request.place}: answers {response.status}{request.about}; it is left alone for {pause:.0f} s"
             raise FetchFailed(message, retry_after=pause, status=response.status)
         if response.status >= 500 and response.status != _NOT_IMPLEMENTED:
-            raise _failed(response, f"answers {response.status}")
+            raise Answer(response, request.about).failure(f"answers {response.status}")
         return response
 
     def _redirected(self, request: _Request, response: aiohttp.ClientResponse) -> _Request:
@@ -295,7 +288,7 @@ def _translated(request: _Request) -> Iterator[None]:
         raise FetchFailed(f"{request.place}: no connection ({_kind(error.os_error)}){request.about}") from error
     except TimeoutError as error:
         raise FetchFailed(f"{request.place}: no answer in time{request.about}") from error
-    except (aiohttp.ClientError, OSError, ValueError) as error:
+    except (aiohttp.ClientError, OSError, ValueError, RuntimeError) as error:  # uvloop raises RuntimeError for OSError
         raise FetchFailed(f"{request.place}: no whole answer ({_kind(error)}){request.about}") from error
 
 
@@ -307,55 +300,16 @@ def _kind(error: BaseException) -> str:
     return name
 
 
+def _place(url: str) -> str:
+    """``host[:port]`` of a URL, '' of what is none."""
+    try:
+        return place_of(URL(url))
+    except ValueError:
+        return ""
+
+
 def _for(about: str) -> str:
     return f" (for {about})" if about else ""
-
-
-def _failed(response: aiohttp.ClientResponse, what: str) -> FetchFailed:
-    return FetchFailed(f"{place_of(response.url)}: {what}", status=response.status)
-
-
-def _media_type(response: aiohttp.ClientResponse) -> str:
-    return response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-
-
-async def _chunks(response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIterator[bytes]:
-    """The body as it comes, up to ``max_bytes``; it has to come as it is."""
-    if response.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
-        raise _failed(response, "its answer is compressed, which was not asked for")
-    if (response.content_length or 0) > max_bytes:
-        raise _failed(response, f"its answer is over {max_bytes} bytes long")
-    size = 0
-    async for chunk in response.content.iter_any():
-        size += len(chunk)
-        if size > max_bytes:
-            raise _failed(response, f"its answer is over {max_bytes} bytes long")
-        yield chunk
-
-
-async def _body(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    return b"".join([chunk async for chunk in _chunks(response, max_bytes)])
-
-
-async def _refusal(response: aiohttp.ClientResponse, about: str) -> FetchFailed:
-    """The failure that an answer other than 200 is, with the error name of XRPC if it has one."""
-    try:
-        body = json.loads(await _body(response, _ERROR_BYTES))
-    except (ValueError, RecursionError, FetchFailed):  # a page for people, perhaps a long one: the status says enough
-        body = None
-    code = error_code(body)
-    return FetchFailed(
-        f"{place_of(response.url)}: answers {response.status} {code or ''}".rstrip() + about,
-        permanent=400 <= response.status < 500 and response.status not in _RETRIABLE,
-        status=response.status,
-        code=code,
-    )
-
-
-def error_code(body: object) -> str | None:
-    """The error name in the body of an XRPC refusal, None if it holds no word."""
-    code = body.get("error") if isinstance(body, dict) else None
-    return code if isinstance(code, str) and _CODE.fullmatch(code) else None
 
 
 async def _write(file: BinaryIO, data: bytearray) -> None:

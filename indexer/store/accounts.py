@@ -55,7 +55,7 @@ async def _confirm(news: list[AccountChange], states: dict[str, asyncpg.Record],
     if away:
         await context.execute("put_checks", away, context.now)
     for change in news:
-        if change.active and states[change.did]["hidden"] and (change.did, "") in context.sizes:
+        if change.active and states[change.did]["hidden"] and (change.did, "") in context.before:
             context.wants.append(Want(change.did, WantReason.RETURNED))
 
 
@@ -69,8 +69,8 @@ async def forget(context: Context, did: str) -> None:
     await context.execute("forget_account", did)
     await context.execute("untrack_all", did)
     context.forgotten.add(did)
-    for repo in [repo for repo in context.growth if repo[0] == did]:
-        del context.growth[repo]
+    for repo in [repo for repo in context.after if repo[0] == did]:
+        del context.after[repo]
 
 
 async def _purge(context: Context, gone: dict[str, str]) -> None:
@@ -83,7 +83,7 @@ async def _purge(context: Context, gone: dict[str, str]) -> None:
     for table in RECORD_TABLES:
         note_deleted(context, await context.fetch("purge_rows", dids, revs, table=table))
     for table in HISTORY_TABLES:
-        await context.execute("purge_unlisted", dids, revs, table=table)
+        context.mark(await context.fetch("purge_unlisted", dids, revs, table=table), -1)
     await context.execute("purge_pending", dids)
     await context.execute("purge_letters", dids)
     for did, rev in gone.items():

@@ -11,14 +11,16 @@ import asyncpg
 from indexer.batch import Batch, Key, key_of
 from indexer.model import COMPILED_PROMPT, CONVERSATION, Change, WantReason
 from indexer.store.chain import CHAINABLE, DECIDABLE
-from indexer.store.context import Context, by_table, columns, did_of, key_in
+from indexer.store.context import Context, by_table, columns, did_of, key_in, short_keys
 from indexer.store.rows import LocksMissedError, note_deleted
 from indexer.store.statements import RECORD_TABLES
-from indexer.syntax import LAST_TID
 
 
 class ClaimLostError(Exception):
-    """Somebody else holds the claim by now, or the want is gone: nothing may be written for it."""
+    """The claim doesn't stand any more: nothing may be written for it.
+
+    Somebody else holds it, the want is gone, or the account was hidden, came back or was purged meanwhile.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class Claim:
     attempts: int
     behind: int
     status: str
-    pds: str | None
+    hidden: bool
+    purged_rev: str
     signing_key: str | None
 
 
@@ -52,7 +55,11 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A repository at ``rev``, proven: every record under the followed collections, as changes at that rev."""
+    """A repository at ``rev``, proven: every record under the followed collections, as changes at that rev.
+
+    ``overruled`` are the digests of pending commits that don't count either where it ``replaces`` or ``overrules``:
+    the host was asked about them often enough.
+    """
 
     did: str
     rev: str
@@ -60,6 +67,8 @@ class Snapshot:
     changes: tuple[Change, ...]
     replaces: bool = False  # the host went back: nothing newer counts
     overrules: bool = False  # a newer rev is signed by nobody: unproven rows above it don't count
+    rewrites: bool = False  # rows are written again also where their CID is right: their values are in doubt
+    overruled: tuple[str, ...] = ()
 
     def as_batch(self) -> Batch:
         """A batch that locks what reconciling touches."""
@@ -74,21 +83,26 @@ async def hold_claim(context: Context, claim: Claim) -> None:
     rows = await context.fetch("claim_state", claim.did)
     if not rows or rows[0]["claim_id"] != claim.id or rows[0]["want"] is None:
         raise ClaimLostError
+    if (rows[0]["hidden"], rows[0]["purged_rev"]) != (claim.hidden, claim.purged_rev):
+        raise ClaimLostError
 
 
 async def settle(context: Context, claim: Claim, dropped: list[Waiting], now: datetime) -> bool:
-    """After proposals out of pending were decided: forget what is settled; whether the want is met by that."""
+    """After proposals out of pending were decided: forget what is settled; whether the want is met by that.
+
+    It isn't if another was recorded since the claim.
+    """
     settled = {proposal.rev for proposal in context.settled}
     gone = [w for w in await _pending(context, claim.did) if w.rev in settled or w in dropped]
     if gone:
         await context.execute("drop_pending", *columns(((claim.did, w.rev, w.digest) for w in gone), 3))
     (left,) = await context.fetch("pending_left", claim.did)
-    fetches = [want for want in context.wants if want.did == claim.did and want.reason not in DECIDABLE]
-    head = context.applied.heads.get(claim.did, context.held.get(claim.did, ("", None))[0])
+    wants = (*context.batch.wants, *context.wants)
+    fetches = [want for want in wants if want.did == claim.did and want.reason not in DECIDABLE]
+    head = context.applied.heads.get(claim.did, context.held.get(claim.did, (claim.rev, None))[0])
     if left["count"] or fetches or claim.did in context.crowded or not _is_chained(claim, head):
         return False
-    await context.execute("clear_want", claim.did, claim.want_no, now)
-    return True
+    return bool(await context.fetch("clear_want", claim.did, claim.want_no, now))
 
 
 def _is_chained(claim: Claim, head: str) -> bool:
@@ -99,18 +113,14 @@ def _is_chained(claim: Claim, head: str) -> bool:
 
 
 async def conclude(context: Context, claim: Claim, snapshot: Snapshot, now: datetime) -> bool:
-    """After a snapshot: clear the want if it is met, or leave what is pending above it to be decided.
+    """After a snapshot: clear the want, or leave what is pending above it to be decided.
 
-    False if the snapshot is older than what is wanted.
+    False if another want was recorded since the claim: that one stays.
     """
-    if snapshot.rev < (claim.wanted_rev or "") and not snapshot.overrules and not snapshot.replaces:
-        return False
     (left,) = await context.fetch("pending_left", claim.did)
     if left["count"]:
-        await context.execute("keep_deciding", claim.did, claim.want_no)
-    else:
-        await context.execute("clear_want", claim.did, claim.want_no, now)
-    return True
+        return bool(await context.fetch("keep_deciding", claim.did, claim.want_no))
+    return bool(await context.fetch("clear_want", claim.did, claim.want_no, now))
 
 
 async def _pending(context: Context, did: str) -> list[Waiting]:
@@ -131,31 +141,35 @@ async def reconcile(context: Context, snapshot: Snapshot) -> None:
     prompts = [row["agent_uri"] for key, row in kept.items() if key.collection == COMPILED_PROMPT and row["agent_uri"]]
     if missed := {did_of(uri) for uri in prompts} - context.locked:
         raise LocksMissedError(missed)
-    context.snapshot_revs[snapshot.did] = ""
-    await context.execute("drop_tombstones", snapshot.did, snapshot.rev, snapshot.overrules, snapshot.replaces)
+    # Who holds the claim has it from an account that is shown: what its host gives out now is no replay.
+    context.snapshot_revs[snapshot.did] = context.purged_revs[snapshot.did] = ""
+    gone = await context.fetch("drop_tombstones", snapshot.did, snapshot.rev, snapshot.overrules, snapshot.replaces)
+    context.mark(gone, -1)
     wanted = {key_of(change): change for change in snapshot.changes}
     decided = {key: row for key, row in kept.items() if _is_decided(row, snapshot)}
-    stays = {
-        key
-        for key, row in decided.items()
-        if key in wanted and wanted[key].cid == row["cid"] and row["rev"] <= snapshot.rev
-    }
+    stays = {key for key, row in decided.items() if key in wanted and _is_right(row, wanted[key], snapshot)}
     # An upsert alone would find its rev too low where a row that counts for nothing has a greater one.
     goes = [k for k, row in decided.items() if k not in stays and (k not in wanted or row["rev"] >= snapshot.rev)]
     await _drop(context, snapshot, goes)
+    await _drop_versions(context, snapshot, [key for key, row in decided.items() if row["rev"] > snapshot.rev])
     for table, keys in by_table(key for key in stays if not kept[key]["proven"]).items():
         await context.execute("raise_proofs", *columns(keys, 4), table=table)
     overtaken = kept.keys() - decided.keys()
     context.batch.puts = {key: change for key, change in wanted.items() if key not in stays and key not in overtaken}
     versions = ((key, change) for key, change in context.batch.puts.items() if _has_history(key))
     context.batch.versions = {(key, change.rev, change.cid or ""): change for key, change in versions}
-    await context.execute("drop_pending_up_to", snapshot.did, snapshot.rev, snapshot.overrules or snapshot.replaces)
+    await context.execute("drop_pending_up_to", snapshot.did, snapshot.rev, list(snapshot.overruled))
     await context.execute("put_snapshot", snapshot.did, snapshot.rev, snapshot.data, snapshot.replaces)
 
 
 def _is_decided(row: asyncpg.Record, snapshot: Snapshot) -> bool:
     """Whether a snapshot has the say over a row: it is not newer, or its rev counts for nothing."""
     return row["rev"] <= snapshot.rev or snapshot.replaces or (snapshot.overrules and not row["proven"])
+
+
+def _is_right(row: asyncpg.Record, change: Change, snapshot: Snapshot) -> bool:
+    """Whether a row that a snapshot decides says what the snapshot does, and is no newer."""
+    return row["cid"] == change.cid and row["rev"] <= snapshot.rev and not snapshot.rewrites
 
 
 def _has_history(key: Key) -> bool:
@@ -174,11 +188,21 @@ async def _drop(context: Context, snapshot: Snapshot, gone: list[Key]) -> None:
     wanted = {key_of(change) for change in snapshot.changes}
     for table, group in by_table(gone).items():
         note_deleted(context, await context.fetch("drop_rows", *columns(group, 4), table=table))
-    last = LAST_TID if snapshot.replaces or snapshot.overrules else snapshot.rev
     for collection, name in (
         (COMPILED_PROMPT, "delete_recompiles"),
         (CONVERSATION, "delete_conversation_versions"),
     ):
-        vanished = [(k.did, k.space, k.rkey, last) for k in gone if k.collection == collection and k not in wanted]
+        vanished = [
+            (k.did, k.space, k.rkey, snapshot.rev) for k in gone if k.collection == collection and k not in wanted
+        ]
         if vanished:
-            await context.execute(name, *columns(vanished, 4))
+            context.mark(await context.fetch(name, *columns(vanished, 4)), -1)
+
+
+async def _drop_versions(context: Context, snapshot: Snapshot, overruled: list[Key]) -> None:
+    """Take the history above the snapshot away of keys whose newer rows don't count."""
+    for collection, table in ((COMPILED_PROMPT, "recompile"), (CONVERSATION, "conversation_version")):
+        keys = [key for key in overruled if key.collection == collection]
+        if keys:
+            gone = await context.fetch("drop_versions_above", *short_keys(keys), snapshot.rev, table=table)
+            context.mark(gone, -1)

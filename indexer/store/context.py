@@ -45,6 +45,15 @@ class Applied:
         return Applied(rows, recompiles, self.dropped + other.dropped, self.heads | other.heads)
 
 
+@dataclass(slots=True)
+class Share:
+    """What one repository takes: records and their bytes; marks are tombstones and versions."""
+
+    records: int = 0
+    bytes: int = 0
+    marks: int = 0
+
+
 class Pair(NamedTuple):
     """The prompts of one agent in one repository: what freshness is refreshed by."""
 
@@ -67,8 +76,8 @@ class Context:
     forgotten: set[str] = field(default_factory=set)
     tombstones: dict[Key, Order] = field(default_factory=dict)
     kept: dict[Key, asyncpg.Record] = field(default_factory=dict)  # rows as they were
-    sizes: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # records, bytes of a repo before
-    growth: defaultdict[tuple[str, str], list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
+    before: dict[tuple[str, str], Share] = field(default_factory=dict)  # by repository
+    after: defaultdict[tuple[str, str], Share] = field(default_factory=lambda: defaultdict(Share))
     held: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # proven rev and tree of a repo before
     snapshot_revs: dict[str, str] = field(default_factory=dict)
     settled: list[Proposal] = field(default_factory=list)  # proposals that were applied or had nothing to add
@@ -86,6 +95,16 @@ class Context:
     async def execute(self, name: str, *args: Any, table: str | None = None) -> None:
         """Run a named statement for what it does."""
         await self.connection.execute(statement(name, table), *args)
+
+    def has_room(self, did: str, space: str) -> bool:
+        """Whether one more row, tombstone or version of a repository is within its account's quota."""
+        share = self.after[did, space]
+        return share.records + share.marks < self.limits.quota_rows
+
+    def mark(self, rows: Iterable[asyncpg.Record], change: int) -> None:
+        """Count tombstones or versions that came (1) or went (-1)."""
+        for row in rows:
+            self.after[row["did"], row["space"]].marks += change
 
     def survives(self, key: Key, order: Order) -> bool:
         """Whether nothing that is known takes a version of this order away: a delete, a snapshot, a purge."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import asyncpg
 
 from indexer.batch import Key, order_of
-from indexer.model import COMPILED_PROMPT, CONVERSATION, Change, Record
+from indexer.model import COMPILED_PROMPT, CONVERSATION, Change, Reason, Record
 from indexer.store.context import Context, Pair, columns, key_in, short_keys
 
 
@@ -16,18 +16,32 @@ async def remember(context: Context, written: set[Key]) -> None:
     """Keep the versions that the batch brought; ``written`` are the rows it made or changed."""
     prompts = [key for key in written if key.collection == COMPILED_PROMPT]
     if prompts:
-        await context.execute("put_recompiles", *short_keys(prompts), context.limits.keep_content)
+        roomy = [key for key in prompts if _has_room(context, key)]
+        context.mark(await context.fetch("put_recompiles", *short_keys(roomy), context.limits.keep_content), 1)
         await _compare(context, prompts)
     passed = [
         (*_version(change), record.value, json.dumps(record.digests))
         for key, change, record in _versions(context, COMPILED_PROMPT)
-        if not (key in written and change is context.batch.puts[key])
+        if not (key in written and change is context.batch.puts[key]) and _has_room(context, key)
     ]
     if passed:
-        await context.execute("put_passed_recompiles", *columns(passed, 7), context.limits.keep_content)
-    versions = [(*_version(change), record.value) for _, change, record in _versions(context, CONVERSATION)]
+        rows = await context.fetch("put_passed_recompiles", *columns(passed, 7), context.limits.keep_content)
+        context.mark(rows, 1)
+    versions = [
+        (*_version(change), record.value)
+        for key, change, record in _versions(context, CONVERSATION)
+        if _has_room(context, key)
+    ]
     if versions:
-        await context.execute("put_conversation_versions", *columns(versions, 6))
+        context.mark(await context.fetch("put_conversation_versions", *columns(versions, 6)), 1)
+
+
+def _has_room(context: Context, key: Key) -> bool:
+    """Whether one more version is within its account's quota; one that isn't is counted."""
+    if context.has_room(key.did, key.space):
+        return True
+    context.applied.dropped[Reason.QUOTA] += 1
+    return False
 
 
 def _versions(context: Context, collection: str) -> Iterator[tuple[Key, Change, Record]]:

@@ -12,7 +12,7 @@ select did, active, status, status_time, hidden, purged_rev, forgotten
 from letta_store.account where did = any($1::text[]);
 
 -- name: repo_sizes
-select did, space, records, bytes, snapshot_rev from letta_store.repo where did = any($1::text[]);
+select did, space, records, bytes, marks from letta_store.repo where did = any($1::text[]);
 
 -- name: agents_of_prompts
 -- The agents that these prompts name now, and those that these references would name.
@@ -64,12 +64,14 @@ returning r.did, r.space, r.collection, r.rkey, r.uri, r.size, {agent_uri};
 -- name: delete_recompiles
 delete from letta_store.recompile h
 using unnest($1::text[], $2::text[], $3::text[], $4::text[]) as t (did, space, rkey, rev)
-where h.did = any($1::text[]) and h.did = t.did and h.space = t.space and h.rkey = t.rkey and h.rev <= t.rev;
+where h.did = any($1::text[]) and h.did = t.did and h.space = t.space and h.rkey = t.rkey and h.rev <= t.rev
+returning h.did, h.space;
 
 -- name: delete_conversation_versions
 delete from letta_store.conversation_version h
 using unnest($1::text[], $2::text[], $3::text[], $4::text[]) as t (did, space, rkey, rev)
-where h.did = any($1::text[]) and h.did = t.did and h.space = t.space and h.rkey = t.rkey and h.rev <= t.rev;
+where h.did = any($1::text[]) and h.did = t.did and h.space = t.space and h.rkey = t.rkey and h.rev <= t.rev
+returning h.did, h.space;
 
 -- name: put_rows
 -- One upsert for every table of records: newer by (rev, proof, cid), or nothing.
@@ -95,7 +97,8 @@ select p.did, p.space, p.rkey, p.rev, p.cid, p.compiled_at, p.raw_system_hash, p
 from unnest($1::text[], $2::text[], $3::text[]) as k (did, space, rkey)
 join letta_store.compiled_prompt p on p.did = k.did and p.space = k.space and p.rkey = k.rkey
 where p.did = any($1::text[])
-on conflict do nothing;
+on conflict do nothing
+returning did, space;
 
 -- name: put_passed_recompiles
 -- History of versions that are not (or no longer) the row.
@@ -111,7 +114,8 @@ from (
     from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[])
         as v (did, space, rkey, rev, cid, value, digests)
 ) v
-on conflict do nothing;
+on conflict do nothing
+returning did, space;
 
 -- name: put_conversation_versions
 insert into letta_store.conversation_version (did, space, rkey, rev, cid, agent, role)
@@ -121,15 +125,16 @@ from (
     from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[])
         as v (did, space, rkey, rev, cid, value)
 ) v
-on conflict do nothing;
+on conflict do nothing
+returning did, space;
 
 -- name: count_repos
 -- Adds to what is kept of each repository; a repository is tracked from its first row on.
-insert into letta_store.repo as kept (did, space, records, bytes)
-select did, space, records, bytes from unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[])
-    as more (did, space, records, bytes)
-on conflict (did, space) do update
-set records = kept.records + excluded.records, bytes = kept.bytes + excluded.bytes;
+insert into letta_store.repo as kept (did, space, records, bytes, marks)
+select did, space, records, bytes, marks from unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[])
+    as more (did, space, records, bytes, marks)
+on conflict (did, space) do update set records = kept.records + excluded.records,
+    bytes = kept.bytes + excluded.bytes, marks = kept.marks + excluded.marks;
 
 -- name: put_account_states
 update letta_store.account a
@@ -141,7 +146,7 @@ where a.did = any($1::text[]) and a.did = new.did;
 update letta_store.account a
 set handle = new.handle, handle_time = new.handle_time
 from unnest($1::text[], $2::text[], $3::timestamptz[]) as new (did, handle, handle_time)
-where a.did = any($1::text[]) and a.did = new.did
+where a.did = any($1::text[]) and a.did = new.did and not a.forgotten
     and (new.handle_time, coalesce(new.handle, '')) > (a.handle_time, coalesce(a.handle, ''));
 
 -- name: put_purged_revs
@@ -161,7 +166,8 @@ returning r.did, r.space, r.collection, r.rkey, r.uri, r.size, {agent_uri};
 -- History and tombstones of these accounts at or below their purged rev.
 delete from letta_store.{table} r
 using unnest($1::text[], $2::text[]) as gone (did, rev)
-where r.did = any($1::text[]) and r.did = gone.did and r.rev <= gone.rev;
+where r.did = any($1::text[]) and r.did = gone.did and r.rev <= gone.rev
+returning r.did, r.space;
 
 -- name: agents_of_accounts
 select uri from letta_store.agent where did = any($1::text[]);
@@ -189,10 +195,13 @@ from letta_store.refresh_freshness($1::text[], $2::text[], $3::text[]);
 select pg_notify('letta', payload) from unnest($1::text[]) as news (payload);
 
 -- name: put_dead_letters
+-- Nothing of an account that was forgotten is kept.
 insert into letta_store.dead_letter (source, position, did, reason, detail, frame, size)
-select source, position, did, reason, detail, frame, size
+select letter.source, letter.position, letter.did, letter.reason, letter.detail, letter.frame, letter.size
 from unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::integer[])
-    as letter (source, position, did, reason, detail, frame, size);
+    as letter (source, position, did, reason, detail, frame, size)
+left join (select did from letta_store.account where did = any($3::text[]) and forgotten offset 0) f on f.did = letter.did
+where f.did is null;
 
 -- name: bound_dead_letters
 -- Keeps the newest $1 rows, $2 bytes, and nothing older than $3.
@@ -283,7 +292,7 @@ where excluded.rev > kept.rev;
 
 -- name: put_wants
 -- A want on each of these repositories, tracked from now on. What pending may settle ('decide') raises no bar for a
--- fetch that is under way; a fetch wanted anew does.
+-- fetch that is under way; a fetch wanted anew does. What somebody asks for ($6 by reason) doesn't wait for a backoff.
 insert into letta_store.repo as kept (did, space, want, want_no, wanted_rev, want_reasons, next_attempt_at)
 select did, '', want, 1, rev, reasons, $5
 from unnest($1::text[], $2::text[], $3::text[], $4::text[]) as w (did, want, rev, reason),
@@ -295,7 +304,9 @@ on conflict (did, space) do update set
     want_reasons = case when kept.want is null then excluded.want_reasons
         when excluded.want_reasons <@ kept.want_reasons then kept.want_reasons
         else kept.want_reasons || excluded.want_reasons end,
-    next_attempt_at = case when kept.want is null then greatest(kept.next_attempt_at, excluded.next_attempt_at)
+    attempts = case when excluded.want_reasons <@ $6::text[] then 0 else kept.attempts end,
+    next_attempt_at = case when excluded.want_reasons <@ $6::text[] then excluded.next_attempt_at
+        when kept.want is null then greatest(kept.next_attempt_at, excluded.next_attempt_at)
         else kept.next_attempt_at end;
 
 -- name: want_every_repo
@@ -307,9 +318,10 @@ set want = 'fetch', want_no = want_no + 1,
 where space = '';
 
 -- name: meet_fetch_wants
--- A proven head equal to what is held: whatever was wanted up to it is here.
+-- A proven head equal to what is held: whatever was wanted up to it is here. A claim on such a want ends with it.
 update letta_store.repo r
-set want = null, wanted_rev = null, want_reasons = '{}', attempts = 0, behind = 0, last_error = null
+set want = null, wanted_rev = null, want_reasons = '{}', attempts = 0, behind = 0, last_error = null, claim_id = null,
+    lease_until = null
 from unnest($1::text[], $2::text[], $3::text[]) as head (did, rev, data)
 where r.did = any($1::text[]) and r.did = head.did and r.space = '' and r.rev = head.rev and r.data_cid = head.data
     and r.want = 'fetch'
@@ -345,8 +357,9 @@ select rev, digest, source, reason, frame from letta_store.pending where did = $
 -- name: put_probes
 insert into letta_store.probe (did, next_attempt_at)
 select p.did, $2 from unnest($1::text[]) as p (did)
-left join (select did from letta_store.repo where did = any($1::text[])) r on r.did = p.did
-where r.did is null
+left join (select did from letta_store.repo where did = any($1::text[]) offset 0) r on r.did = p.did
+left join (select did from letta_store.account where did = any($1::text[]) and forgotten offset 0) f on f.did = p.did
+where r.did is null and f.did is null
 on conflict do nothing;
 
 -- name: tracked
@@ -366,12 +379,29 @@ order by r.next_attempt_at nulls first limit $2;
 update letta_store.repo r
 set claim_id = $2, lease_until = $4, attempts = r.attempts + 1
 from letta_store.account a
-where r.did = $1 and r.space = '' and r.want is not null and coalesce(r.lease_until, $3) <= $3 and a.did = r.did
-returning r.did, r.claim_id, r.rev, r.data_cid, r.want, r.want_no, r.want_reasons, r.wanted_rev, r.attempts, r.behind, a.status, a.hidden, a.pds,
-    a.signing_key, a.forgotten;
+where r.did = $1 and r.space = '' and r.want is not null and coalesce(r.lease_until, $3) <= $3
+    and coalesce(r.next_attempt_at, $3) <= $3 and a.did = r.did
+returning r.did, r.claim_id, r.rev, r.want, r.want_no, r.want_reasons, r.wanted_rev, r.attempts, r.behind, a.status,
+    a.hidden, a.purged_rev, a.signing_key;
+
+-- name: renew_claim
+-- The claim as it stands now, before what is begun for it: all that was wanted until here is met by that.
+update letta_store.repo r
+set lease_until = $3
+from letta_store.account a
+where r.did = $1 and r.space = '' and r.claim_id = $2 and r.want is not null and a.did = r.did
+returning r.did, r.claim_id, r.rev, r.want, r.want_no, r.want_reasons, r.wanted_rev, r.attempts, r.behind, a.status,
+    a.hidden, a.purged_rev, a.signing_key;
+
+-- name: extend_leases
+update letta_store.repo r
+set lease_until = $3
+from unnest($1::text[], $2::uuid[]) as held (did, claim_id)
+where r.did = any($1::text[]) and r.did = held.did and r.space = '' and r.claim_id = held.claim_id;
 
 -- name: claim_state
-select claim_id, want_no, want from letta_store.repo where did = $1 and space = '';
+select r.claim_id, r.want, a.hidden, a.purged_rev
+from letta_store.repo r join letta_store.account a on a.did = r.did where r.did = $1 and r.space = '';
 
 -- name: pending_left
 select count(*) from letta_store.pending where did = $1 and space = '';
@@ -380,17 +410,29 @@ select count(*) from letta_store.pending where did = $1 and space = '';
 update letta_store.repo
 set want = null, wanted_rev = null, want_reasons = '{}', attempts = 0, behind = 0, last_error = null,
     claim_id = null, lease_until = null, next_attempt_at = $3
-where did = $1 and space = '' and want_no = $2;
+where did = $1 and space = '' and want_no = $2
+returning did;
 
 -- name: keep_deciding
 -- Fetched; what is pending above the snapshot is decided next.
 update letta_store.repo set want = 'decide', wanted_rev = null, behind = 0
-where did = $1 and space = '' and want_no = $2;
+where did = $1 and space = '' and want_no = $2
+returning did;
 
 -- name: release_want
 update letta_store.repo
 set claim_id = null, lease_until = null, next_attempt_at = $3, last_error = coalesce($4, last_error), behind = behind + $5
 where did = $1 and space = '' and claim_id = $2;
+
+-- name: end_claim
+-- What was wanted when this was claimed is met; what was wanted since is taken on next.
+update letta_store.repo
+set claim_id = null, lease_until = null, next_attempt_at = $3, attempts = 0, behind = 0, last_error = null
+where did = $1 and space = '' and claim_id = $2;
+
+-- name: retry_wants
+-- A run of its own tries everything anew, whatever the tries of earlier ones came to.
+update letta_store.repo set attempts = 0, next_attempt_at = null where want is not null;
 
 -- name: repo_rows
 -- Every row of one repository: what a snapshot is compared with.
@@ -411,10 +453,19 @@ where r.did = any($1::text[]) and r.did = k.did and r.space = k.space and r.coll
 returning r.did, r.space, r.collection, r.rkey, r.uri, r.size, {agent_uri};
 
 -- name: drop_tombstones
-delete from letta_store.tombstone where did = $1 and space = '' and (rev <= $2 or ($3 and not proven) or $4);
+delete from letta_store.tombstone where did = $1 and space = '' and (rev <= $2 or ($3 and not proven) or $4)
+returning did, space;
 
 -- name: drop_pending_up_to
-delete from letta_store.pending where did = $1 and space = '' and (rev <= $2 or $3);
+-- Commits at or below a rev, and those with these digests.
+delete from letta_store.pending where did = $1 and space = '' and (rev <= $2 or digest = any($3::text[]));
+
+-- name: drop_versions_above
+-- Versions of these keys above a rev: they didn't happen, or don't count any more.
+delete from letta_store.{table} h
+using unnest($1::text[], $2::text[], $3::text[]) as k (did, space, rkey)
+where h.did = any($1::text[]) and h.did = k.did and h.space = k.space and h.rkey = k.rkey and h.rev > $4
+returning h.did, h.space;
 
 -- name: put_snapshot
 insert into letta_store.repo as kept (did, space, rev, data_cid, snapshot_rev) values ($1, '', $2, $3, $2)
@@ -443,7 +494,7 @@ where a.did = any($1::text[]) and exists (select from letta_store.repo r where r
 update letta_store.account
 set signing_key = $2, pds = $3, handle = $4, resolved_at = $6,
     check_at = case when check_at <= $5 and status = 'active' then null else check_at end
-where did = $1 and (check_at is null or check_at <= $5)
+where did = $1 and not forgotten and (check_at is null or check_at <= $5)
 returning did;
 
 -- name: due_checks
@@ -468,6 +519,9 @@ delete from letta_store.probe where did = $1;
 -- name: forget_account
 update letta_store.account set forgotten = true, handle = null, signing_key = null, pds = null, check_at = null
 where did = $1;
+
+-- name: purge_probes
+delete from letta_store.probe where did = any($1::text[]);
 
 -- name: purge_letters
 -- What was set aside may hold an account's content.
@@ -508,7 +562,8 @@ where want is not null group by reason order by reason;
 select count(*) as open,
     count(*) filter (where r.attempts >= $1 and (r.lease_until is null or r.lease_until <= $2)) as failed
 from letta_store.repo r join letta_store.account a on a.did = r.did
-where r.want is not null and (not a.hidden or (r.want = 'decide' and r.attempts < $1));
+where r.want is not null and (not a.hidden or (r.want = 'decide' and r.attempts < $1))
+    and ($3::text[] is null or r.did = any($3::text[]));
 
 -- name: prune_accounts
 -- States of accounts that hold nothing here, told long ago: only kept against events out of order.

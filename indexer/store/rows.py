@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import asyncpg
 
 from indexer.batch import Key, Order, key_of, order_of
 from indexer.model import AGENT, COMPILED_PROMPT, CONVERSATION, Change, Reason
-from indexer.store.context import Context, Pair, by_table, columns, did_of, key_in
+from indexer.store.context import Context, Pair, Share, by_table, columns, did_of, key_in
 from indexer.store.statements import PROMPTS, table_of
 
 
@@ -26,8 +27,9 @@ class LocksMissedError(Exception):
 async def read_counts(context: Context) -> None:
     """How much each repository of the batch holds."""
     for row in await context.fetch("repo_sizes", list(context.batch.dids())):
-        context.sizes[row["did"], row["space"]] = (row["records"], row["bytes"])
-        context.growth[row["did"], row["space"]] = [row["records"], row["bytes"]]
+        repo = row["did"], row["space"]
+        context.before[repo] = Share(row["records"], row["bytes"], row["marks"])
+        context.after[repo] = replace(context.before[repo])
 
 
 async def read_rows(context: Context) -> None:
@@ -54,11 +56,7 @@ async def _kept(context: Context, table: str, keys: list[Key]) -> list[asyncpg.R
 
 async def delete(context: Context) -> None:
     """Leave tombstones, and delete the rows and the history at or below them."""
-    deletes = {
-        key: order
-        for key, order in context.batch.deletes.items()
-        if order.rev > context.floor(key.did) and key.did not in context.forgotten
-    }
+    deletes = {key: order for key, order in context.batch.deletes.items() if _admits_delete(context, key, order)}
     if not deletes:
         return
     await context.execute("put_tombstones", *columns(((*key, *order) for key, order in deletes.items()), 6))
@@ -73,7 +71,19 @@ async def delete(context: Context) -> None:
     ):
         gone = [(k.did, k.space, k.rkey, order.rev) for k, order in deletes.items() if k.collection == collection]
         if gone:
-            await context.execute(name, *columns(gone, 4))
+            context.mark(await context.fetch(name, *columns(gone, 4)), -1)
+
+
+def _admits_delete(context: Context, key: Key, order: Order) -> bool:
+    """Whether a delete counts: not settled before, and a key never seen only within its account's quota."""
+    if order.rev <= context.floor(key.did) or key.did in context.forgotten:
+        return False
+    if key not in context.tombstones:
+        if key not in context.kept and not context.has_room(key.did, key.space):
+            context.applied.dropped[Reason.QUOTA] += 1
+            return False
+        context.after[key.did, key.space].marks += 1
+    return True
 
 
 def note_deleted(context: Context, rows: Iterable[asyncpg.Record]) -> None:
@@ -81,9 +91,9 @@ def note_deleted(context: Context, rows: Iterable[asyncpg.Record]) -> None:
     for row in rows:
         key = key_in(row)
         context.kept.pop(key, None)
-        grown = context.growth[key.did, key.space]
-        grown[0] -= 1
-        grown[1] -= row["size"]
+        share = context.after[key.did, key.space]
+        share.records -= 1
+        share.bytes -= row["size"]
         context.applied.rows[key.collection] += 1
         if key.collection == AGENT:
             context.agents.add(row["uri"])
@@ -125,15 +135,14 @@ def _admitted(context: Context, change: Change) -> bool:
 
 
 def _within_quota(context: Context, change: Change, kept: asyncpg.Record | None) -> bool:
-    records, size = context.growth[change.did, change.space]
-    more_records = 0 if kept is not None else 1
+    share = context.after[change.did, change.space]
     more_bytes = _size(change) - (kept["size"] if kept is not None else 0)
-    too_many = more_records and records + more_records > context.limits.quota_rows
-    too_much = more_bytes > 0 and size + more_bytes > context.limits.quota_bytes
-    if too_many or too_much:
+    too_many = kept is None and not context.has_room(change.did, change.space)
+    if too_many or (more_bytes > 0 and share.bytes + more_bytes > context.limits.quota_bytes):
         context.applied.dropped[Reason.QUOTA] += 1
         return False
-    context.growth[change.did, change.space] = [records + more_records, size + more_bytes]
+    share.records += kept is None
+    share.bytes += more_bytes
     return True
 
 
@@ -162,9 +171,10 @@ def _row(change: Change) -> tuple[Any, ...]:
 async def write_counts(context: Context) -> None:
     """Add what the batch changed to what each repository holds; a repository is tracked from its first row on."""
     rows = []
-    for (did, space), (records, size) in context.growth.items():
-        before = context.sizes.get((did, space), (0, 0))
-        if (records, size) != before:
-            rows.append((did, space, records - before[0], size - before[1]))
+    for (did, space), share in context.after.items():
+        before = context.before.get((did, space), Share())
+        if share != before:
+            more = share.records - before.records, share.bytes - before.bytes, share.marks - before.marks
+            rows.append((did, space, *more))
     if rows:
-        await context.execute("count_repos", *columns(rows, 4))
+        await context.execute("count_repos", *columns(rows, 5))

@@ -1,0 +1,1 @@
+"""What the store promises, over a real PostgreSQL."""

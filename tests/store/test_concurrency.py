@@ -1,0 +1,138 @@
+"""Writers at the same time, and connections that break: the flags stay right, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+import pytest
+
+from indexer.batch import Batch
+from indexer.errors import DatabaseUnavailable
+from indexer.store import Limits
+from indexer.store.context import Context
+from indexer.store.writer import transact
+from tests.frames import AGENT, DID, PROMPT, STRANGER, TEMPLATE, agent, commit, key, prompt, put, sha256, uri
+from tests.indexing import Sql, indexing, untrue_flags
+from tests.store.batches import NOW, batch_of, blocked_backend, change, keys, opened
+
+OLD, NEW = agent("old"), agent(TEMPLATE)
+THEIRS = prompt(agent=uri(AGENT, key(1)))  # a prompt in a stranger's repository of our agent
+
+
+@asynccontextmanager
+async def second(url: str) -> AsyncIterator[Sql]:
+    """One more connection."""
+    connection = await asyncpg.connect(url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def interleave(url: str, sql: Sql, first: Batch, then: Batch) -> None:
+    """Write two batches at once: the second starts when the first has done all its work but has not committed."""
+    done, go_on = asyncio.Event(), asyncio.Event()
+
+    async def pause(context: Context) -> None:
+        done.set()
+        await go_on.wait()
+
+    async with second(url) as one, opened(url) as store, asyncio.TaskGroup() as tasks:
+        tasks.create_task(transact(one, first, Limits(), NOW, after=pause))
+        await done.wait()
+        tasks.create_task(store.apply(then, NOW))
+        await blocked_backend(sql)
+        go_on.set()
+
+
+@pytest.mark.parametrize("did", [DID, STRANGER])
+@pytest.mark.parametrize("agent_first", [True, False])
+@pytest.mark.parametrize(("before", "after", "freshness"), [(OLD, NEW, "fresh"), (NEW, OLD, "stale")])
+async def test_agent_and_prompt_written_at_once(
+    database: str,
+    sql: Sql,
+    did: str,
+    agent_first: bool,
+    before: dict[str, object],
+    after: dict[str, object],
+    freshness: str,
+) -> None:
+    """An agent changed in one transaction and a prompt of it inserted in another: in either order the flag is right."""
+    async with opened(database) as store:
+        await store.apply(batch_of(change(AGENT, key(1), before)), NOW)
+    agents, prompts = batch_of(change(AGENT, key(1), after, at=2)), batch_of(change(PROMPT, key(1), THEIRS, did=did))
+    await interleave(database, sql, *((agents, prompts) if agent_first else (prompts, agents)))
+    assert await sql.fetchval("select freshness from letta.compiled_prompt") == freshness
+    assert await untrue_flags(sql) == []
+
+
+async def test_two_siblings_written_at_once(database: str, sql: Sql) -> None:
+    """Two prompts of one agent inserted at the same time: the older one is found stale."""
+    early = prompt(memfsRevision="1" * 40, compiledAt="2024-01-01T00:00:00Z")
+    first, then = change(PROMPT, key(1), early), change(PROMPT, key(2), prompt())
+    await interleave(database, sql, batch_of(first), batch_of(then))
+    rows = await sql.fetch("select freshness from letta.compiled_prompt order by rkey")
+    assert [row["freshness"] for row in rows] == ["stale", "unverified"]
+    assert await untrue_flags(sql) == []
+
+
+async def test_prompt_leaves_its_agent_while_that_changes(database: str, sql: Sql) -> None:
+    """A prompt turned to another agent while the one it leaves is rewritten ends with the flag of its new one."""
+    other = agent("other")
+    async with opened(database) as store:
+        await store.apply(batch_of(change(AGENT, key(1), OLD), change(AGENT, key(2), other, did=STRANGER)), NOW)
+        await store.apply(batch_of(change(PROMPT, key(1), THEIRS, did=STRANGER)), NOW)
+    turned = prompt(agent=uri(AGENT, key(2), STRANGER), rawSystemHash=sha256("other"))
+    leaving = batch_of(change(PROMPT, key(1), turned, did=STRANGER, at=3))
+    await interleave(database, sql, batch_of(change(AGENT, key(1), NEW, at=2)), leaving)
+    assert await sql.fetchval("select freshness from letta.compiled_prompt") == "fresh"
+    assert await untrue_flags(sql) == []
+
+
+async def test_locks_are_taken_in_order(database: str, sql: Sql) -> None:
+    """A writer that waits for one account holds those before it and none after it, so that two never wait in a ring."""
+    dids = [f"did:plc:{letter * 24}" for letter in "dbeca"]
+    await sql.executemany("insert into letta_store.account (did) values ($1)", [(did,) for did in dids])
+    async with second(database) as holder, opened(database) as store, asyncio.TaskGroup() as tasks:
+        async with holder.transaction():
+            await holder.execute("select from letta_store.account where did = $1 for update", sorted(dids)[2])
+            tasks.create_task(store.apply(batch_of(*(change(did=did) for did in dids)), NOW))
+            await blocked_backend(sql)
+            free = await sql.fetch("select did from letta_store.account for update skip locked")
+        assert {row["did"] for row in free} == set(sorted(dids)[3:])
+    assert await sql.fetchval("select count(*) from letta.record") == 5
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_lost_connection(database: str, sql: Sql, times: int) -> None:
+    """A backend terminated in the middle of a batch: the same batch is tried again, and nothing is there twice or missing."""
+    await sql.execute("insert into letta_store.account (did) values ($1)", DID)
+    async with second(database) as holder, indexing(database) as index, asyncio.TaskGroup() as tasks:
+        async with holder.transaction():
+            await holder.execute("select from letta_store.account for update")
+            frames = [commit(put(PROMPT, key(1), prompt())), commit(put(AGENT, key(1), NEW)), b"no frame"]
+            taking = tasks.create_task(index.take(frames))
+            for _ in range(times):
+                victim = await blocked_backend(sql)
+                await sql.execute("select pg_terminate_backend($1, 10000)", victim)
+            assert not taking.done()
+    rows = await sql.fetch("select freshness, recompiles from letta.compiled_prompt")
+    assert [tuple(row) for row in rows] == [("fresh", 0)]
+    assert await sql.fetchval("select count(*) from letta.dead_letter") == 1
+    assert await sql.fetchval("select seq from letta.source") == 3
+
+
+async def test_lost_connection_is_told_to_the_caller(database: str, sql: Sql) -> None:
+    """The store itself doesn't retry: it says that trying again can help, and takes a new connection then."""
+    async with opened(database) as store:
+        await sql.execute(
+            "select pg_terminate_backend(pid, 10000) from pg_stat_activity "
+            "where datname = current_database() and pid <> pg_backend_pid() and application_name = 'letta-indexer'"
+        )
+        with pytest.raises(DatabaseUnavailable):
+            await store.apply(batch_of(change()), NOW)
+        await store.apply(batch_of(change()), NOW)
+    assert await keys(sql) == ["one"]
