@@ -46,7 +46,8 @@ create function letta_store.sha256_at(value jsonb, digests jsonb, field text) re
 comment on function letta_store.sha256_at is
     'Hex SHA-256 of the UTF-8 of a string field; digests has it where jsonb could not hold the string unchanged';
 
--- The pattern leaves nothing that depends on DateStyle or TimeZone, so the cast is immutable for what gets there.
+-- The pattern leaves nothing that depends on DateStyle or TimeZone, so the cast is immutable for what gets there. Its
+-- digits are spelled out: in some locales \d takes those of other scripts.
 create function letta_store.instant(datetime text) returns timestamptz
     language plpgsql immutable strict parallel safe
 as $$
@@ -55,9 +56,8 @@ declare
     away interval;
     instant timestamp;
 begin
-    if octet_length(datetime) > 64
-        or datetime !~ '^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)$'
-        or datetime like '0000%' or datetime like '%-00:00' then
+    if datetime !~ '^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]+)?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])$'
+        or datetime like '0000%' then
         return null;
     end if;
     if substr(datetime, 9, 2) > '28' then
@@ -72,7 +72,7 @@ begin
         end if;
     end if;
     if octet_length(datetime) > 26 then  -- more than microseconds: cut, not rounded
-        datetime := regexp_replace(datetime, '(\.\d{6})\d+', '\1');
+        datetime := regexp_replace(datetime, '(\.[0-9]{6})[0-9]+', '\1');
     end if;
     if right(datetime, 1) = 'Z' then
         return datetime::timestamptz;
@@ -97,12 +97,23 @@ create function letta_store.rev_time(rev text) returns timestamptz
             from generate_series(1, 11) i)::double precision) at time zone 'UTC' end;
 comment on function letta_store.rev_time is 'The instant in a TID, NULL where it is none';
 
+-- Regular expressions here count to 255 only.
+create function letta_store.name_fits(did text, nsid text, rkey text) returns boolean
+    language sql immutable parallel safe
+    return octet_length(did) <= 1024 and octet_length(rkey) <= 512 and octet_length(nsid) <= 317
+        and octet_length(nsid) - octet_length(split_part(nsid, '.', -1)) <= 254 and nsid !~ '[^.]{64}';
+comment on function letta_store.name_fits is
+    'Whether a DID, a well-formed collection (or type) and a record key are as short as their specifications ask';
+
 -- A reference names a record only in one form: a DID, a collection and a record key. Handles name nothing. The result
 -- is bounded (2,000 bytes), so that it can be indexed whatever a record says.
-create function letta_store.record_uri(reference text) returns text
+create function letta_store.reference_form(reference text) returns text
     language plpgsql immutable strict parallel safe
 as $$
 declare
+    did constant text := 'did:[a-z]+:[A-Za-z0-9._:%-]*[A-Za-z0-9._-]';
+    nsid constant text := '[A-Za-z]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)+\.[A-Za-z][A-Za-z0-9]*';
+    rkey constant text := '[A-Za-z0-9._:~-]+';
     uri text := reference;
 begin
     if octet_length(reference) > 2000 then
@@ -111,13 +122,22 @@ begin
     if reference like 'at:space/%' then
         uri := regexp_replace(reference, '^at:space/([^/]+)/', 'at://\1/space/');
     end if;
-    if uri ~ '^at://did:[a-z]+:[A-Za-z0-9._:%-]*[A-Za-z0-9._-](/space/[A-Za-z0-9-]+(\.[A-Za-z0-9-]+){2,}/[A-Za-z0-9._:~-]+/did:[a-z]+:[A-Za-z0-9._:%-]*[A-Za-z0-9._-])?/[A-Za-z][A-Za-z0-9-]*(\.[A-Za-z0-9-]+){1,}\.[A-Za-z][A-Za-z0-9]*/[A-Za-z0-9._:~-]+$'
-        and uri !~ '/\.\.?$' then
-        return uri;
+    if uri !~ format('^at://%1$s(/space/%2$s/%3$s/%1$s)?/%2$s/%3$s$', did, nsid, rkey) or uri ~ '/\.\.?(/|$)' then
+        return null;
     end if;
-    return null;
+    return uri;
 end
 $$;
+comment on function letta_store.reference_form is 'A reference in its canonical form, whatever the length of its parts; NULL if it has none';
+
+-- Bound at creation, as every function is that views call: a reader has no right to the names of letta_store.
+create function letta_store.record_uri(reference text) returns text
+    language sql immutable strict parallel safe
+    return (
+        select uri from (select letta_store.reference_form(reference) as uri) r
+        where letta_store.name_fits(split_part(uri, '/', -3), split_part(uri, '/', -2), split_part(uri, '/', -1))
+            and (split_part(uri, '/', 4) <> 'space'
+                or letta_store.name_fits(split_part(uri, '/', 3), split_part(uri, '/', 5), split_part(uri, '/', 6))));
 comment on function letta_store.record_uri is 'The canonical URI of the record that a reference names, NULL if it names none';
 
 create function letta_store.uri_of(did text, space text, collection text, rkey text) returns text
@@ -412,11 +432,13 @@ create view letta_store.freshness_truth as
 with prompt as (
     select
         did, space, rkey, agent_uri, compiled_at, memfs_revision, template_hash,
+        coalesce(digests ->> 'memfsRevision', memfs_revision) as revision,  -- as it was written, whatever jsonb holds
         first_value(uri) over latest as sibling_uri,
         first_value(cid) over latest as sibling_cid,
         first_value(rev) over latest as sibling_rev,
         first_value(compiled_at) over latest as sibling_compiled_at,
         first_value(memfs_revision) over latest as sibling_memfs_revision,
+        first_value(coalesce(digests ->> 'memfsRevision', memfs_revision)) over latest as sibling_revision,
         first_value(template_hash) over latest as sibling_template_hash
     from letta_store.compiled_prompt
     window latest as (partition by did, space, agent_uri order by compiled_at desc nulls last, rkey desc)
@@ -425,11 +447,12 @@ with prompt as (
         p.*, a.uri as agent_record, a.cid as agent_cid, a.rev as agent_rev, a.system_sha256,
         a.memfs_revision as agent_memfs_revision,
         a.system_sha256 <> p.template_hash as agent_template,
-        a.memfs_revision is not null and a.memfs_revision is distinct from p.memfs_revision as agent_memory,
+        a.memfs_revision is not null
+            and coalesce(a.digests ->> 'memfsRevision', a.memfs_revision) is distinct from p.revision as agent_memory,
         p.agent_uri is not null and a.system_sha256 is null and p.sibling_compiled_at > p.compiled_at
             and p.sibling_template_hash <> p.template_hash as sibling_template,
         p.agent_uri is not null and p.sibling_compiled_at > p.compiled_at
-            and p.sibling_memfs_revision is distinct from p.memfs_revision as sibling_memory
+            and p.sibling_revision is distinct from p.revision as sibling_memory
     from prompt p
     left join (letta_store.agent a join letta_store.account x on x.did = a.did and not x.hidden)
         on a.did = letta_store.did_of(p.agent_uri) and a.space = letta_store.space_of(p.agent_uri)

@@ -82,7 +82,8 @@ def put(file: BinaryIO, cid: bytes, block: bytes) -> bytes:
 
 def tree(file: BinaryIO, items: Sequence[Item], layer: int) -> bytes:
     """Writes the subtree that holds ``items`` and gives its CID."""
-    keys, values, links, below = [], [], [], []
+    keys, values, links = [], [], []
+    below: list[Item] = []
     for item in items:
         if key_depth(item[0]) == layer:
             keys.append(item[0])
@@ -104,15 +105,15 @@ def resident() -> tuple[int, int]:
 
 def read(path: Path) -> None:
     """Reads the archive as a repair does and prints what it took."""
-    before, started = resident()[0], time.perf_counter()
+    before, started = resident()[0], time.process_time()
     with path.open("rb") as file:
         snapshot = open_snapshot(file)
-        indexed = time.perf_counter()
+        indexed = time.process_time()
         found = sum(1 for _ in snapshot.records((LETTA,)))
-        walked = time.perf_counter()
+        walked = time.process_time()
         now, peak = resident()
     print(f"{path.stat().st_size / 1e6:.0f} MB, {found} records of ours")
-    print(f"index {indexed - started:.2f} s, walk {(walked - indexed) * 1000:.1f} ms")
+    print(f"processor time: index {indexed - started:.2f} s, walk {(walked - indexed) * 1000:.1f} ms")
     print(f"resident: {before} MB before, {now} MB after, {peak} MB at most")
 
 

@@ -6,7 +6,7 @@ None of these is a want, and none ever fails a run: they are asked again for a w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
@@ -53,20 +53,36 @@ class Accounts:
         self._tracked = tracked
         self._pace = pace or Pace(first=2.0)
         self._purge_after = purge_after
+        self._in_hand: set[str] = set()
 
     async def work(self) -> None:
-        """Attend to checks and probes that are due, until cancelled."""
+        """Attend to checks and probes that are due, one at a time. Run as many of these as there shall be workers."""
         while True:
-            done = 0
+            attended = False
             with suppress(DatabaseUnavailable):
-                for check in await self._repairs.due_checks(self._pipeline.clock(), ROUND):
-                    await self._check(check)
-                    done += 1
-                for did, attempts in await self._repairs.due_probes(self._pipeline.clock(), ROUND):
-                    await self._probe(did, attempts)
-                    done += 1
-            if not done:
+                attended = await self.attend()
+            if not attended:
                 await asyncio.sleep(IDLE)
+
+    async def attend(self) -> bool:
+        """Take on what is due longest and in nobody's hands; False if there is nothing. Raises DatabaseUnavailable."""
+        now = self._pipeline.clock()
+        for check in await self._repairs.due_checks(now, ROUND):
+            if check.did not in self._in_hand:
+                await self._take(check.did, self._check(check))
+                return True
+        for did, attempts in await self._repairs.due_probes(now, ROUND):
+            if did not in self._in_hand:
+                await self._take(did, self._probe(did, attempts))
+                return True
+        return False
+
+    async def _take(self, did: str, work: Coroutine[object, object, None]) -> None:
+        self._in_hand.add(did)
+        try:
+            await work
+        finally:
+            self._in_hand.discard(did)
 
     async def _check(self, check: Check) -> None:
         """Ask who an account is now, and where it is away whether its current host says so too."""

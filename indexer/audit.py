@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -17,7 +17,10 @@ from indexer.outbound import FetchFailed, SpoolFailed
 from indexer.pds import RepoHost
 from indexer.snapshot import open_snapshot
 from indexer.store.audits import AuditedRepo, Audits, StoredRow
+from indexer.syntax import parse_record_uri
 from indexer.verify import check_signature
+
+CATCHING_UP = 1.0  # seconds that an index may be behind a host before that is a difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ async def audit_index(audits: Audits) -> AsyncIterator[Difference]:
         if not rehashes(row):
             yield Difference("hash", row.uri, f"the row does not hash to {row.cid}", _did_in(row.uri))
     for flags in await audits.untrue_flags():
-        yield Difference("flags", str(flags["uri"]), f"stored {flags['stored']}, computed {flags['computed']}")
+        uri = str(flags["uri"])
+        yield Difference("flags", uri, f"stored {flags['stored']}, computed {flags['computed']}", _did_in(uri))
 
 
 def rehashes(row: StoredRow) -> bool:
@@ -49,7 +53,8 @@ def rehashes(row: StoredRow) -> bool:
 
 
 def _did_in(uri: str) -> str:
-    return uri.split("/")[2]
+    record = parse_record_uri(uri)
+    return record.did if record is not None and not record.space else ""
 
 
 async def audit_remote(
@@ -60,6 +65,8 @@ async def audit_remote(
     What was written on either side while the two were read, or is wanted already, is no difference.
     """
     for repo in await audits.repos():
+        if repo.wanted:
+            continue
         try:
             for difference in await _compare(repo, audits, resolver, host, prefixes):
                 yield difference
@@ -76,15 +83,25 @@ async def _compare(
     with tempfile.TemporaryFile() as file:
         await host.get_repo(identity.pds, repo.did, file)
         rev, signed = await asyncio.to_thread(_signed_paths, file, repo.did, identity.signing_key, prefixes)
-    kept = await audits.cids(repo.did)
-    found = []
+    for pause in (CATCHING_UP, None):
+        kept, head = await audits.cids(repo.did), await audits.head(repo.did)
+        found = list(_differences(repo.did, rev, signed, kept, head))
+        if not found or head >= rev or pause is None:
+            break
+        await asyncio.sleep(pause)  # what is there already may be on its way to us
+    return found
+
+
+def _differences(
+    did: str, rev: str, signed: dict[str, str | None], kept: dict[str, tuple[str, str]], head: str
+) -> Iterator[Difference]:
+    """Where the rows ``kept``, as of ``head``, are not what is ``signed`` at ``rev``; what is newer isn't judged."""
     for path in sorted(signed.keys() | kept.keys()):
-        cid, (kept_cid, kept_rev) = signed.get(path), kept.get(path, (None, ""))
+        cid, (kept_cid, kept_rev) = signed.get(path), kept.get(path, (None, head))
         if cid == kept_cid or kept_rev > rev:
             continue
         kind = "missing" if kept_cid is None else "extra" if cid is None else "changed"
-        found.append(Difference(kind, f"at://{repo.did}/{path}", f"signed at {rev}: {cid}, kept: {kept_cid}", repo.did))
-    return found
+        yield Difference(kind, f"at://{did}/{path}", f"signed at {rev}: {cid}, kept: {kept_cid}", did)
 
 
 def _signed_paths(

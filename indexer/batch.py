@@ -87,7 +87,7 @@ class Batch:
     @property
     def rows(self) -> int:
         """How many things were taken in, positions aside."""
-        waiting = len(self.proposals) + len(self.undecided) + len(self.wants) + len(self.probes)
+        waiting = len(self.proposals) + len(self.undecided) + len(self.wants) + len(self.probes) + len(self.confirmed)
         return self.changes + waiting + len(self.accounts) + len(self.handles) + len(self.dead_letters)
 
     def add(self, change: Change) -> None:
@@ -142,7 +142,7 @@ class Batch:
     def dids(self) -> set[str]:
         """Every account whose rows or state this batch can write (a handle alone is no state)."""
         keys = {key.did for key in self.puts} | {key.did for key in self.deletes} | set(self.accounts)
-        commits = {one.did for one in self.proposals} | {one.did for one in self.undecided}
+        commits = {one.did for one in self.proposals} | {one.did for one in self.undecided} | set(self.confirmed)
         return keys | commits | {want.did for want in self.wants if want.did}
 
     def halves(self) -> tuple[Batch, Batch]:

@@ -194,7 +194,8 @@ class Daemon:
         if verification is None:
             intake = Intake(self.pipeline, source, Word(self.pipeline), position)
             return [group.create_task(self._follow(source, intake), name=f"source {source.key}")]
-        await self._reached(lambda: verification.begin(source.key))
+        missed = source.live and position is None
+        await self._reached(lambda: verification.begin(source.key, missed=missed))
         intake = Intake(self.pipeline, source, verification.trust, position)
         tasks = [group.create_task(self._follow(source, intake), name=f"source {source.key}")]
         if isinstance(source, FirehoseSource):

@@ -7,16 +7,21 @@ check every field and run only for what concerns us.
 
 from __future__ import annotations
 
+import re
 from typing import TypeVar
 
 import libipld
 
 from indexer.errors import Rejected
 from indexer.model import Account, Commit, Identity, Operation, Reason, Sync
+from indexer.syntax import is_did
 
 KNOWN_TYPES = ("#commit", "#sync", "#identity", "#account", "#info")
 MAX_OPERATIONS = 200  # per commit, by the specification
 ERROR = "error"  # the type given to an error frame (op -1), whose body is {error, message}
+
+_REPO = re.compile(rb"\x64repo([\x60-\x77]|\x78.|\x79..)", re.DOTALL)  # a key of the body, the head of a text
+_HEADER = 64  # bytes in which the type of a frame is said
 
 T = TypeVar("T")
 Body = dict[str, object]
@@ -58,6 +63,17 @@ def commit_event(body: Body) -> Commit:
         blocks=_optional(body, "blocks", bytes) or b"",
         too_big=_optional(body, "tooBig", bool) or False,
     )
+
+
+def damaged_repo(raw: bytes) -> str | None:
+    """The account that a ``#commit`` frame seems to be of, however damaged; None if it can't be told."""
+    found = _REPO.search(raw) if b"#commit" in raw[:_HEADER] else None
+    if found is None:
+        return None
+    head, start = found[1], found.end()
+    length = head[0] & 0x1F if len(head) == 1 else int.from_bytes(head[1:], "big")
+    did = raw[start : start + length].decode("ascii", "replace")
+    return did if len(did) == length and is_did(did) else None
 
 
 def account_event(body: Body) -> Account:

@@ -169,15 +169,27 @@ class Resolver:
         scheme = "http" if host.partition(":")[0] == "localhost" else "https"
         return f"{scheme}://{host}/.well-known/did.json", False
 
-    async def _leads_back(self, handle: str, did: str) -> bool:
-        """Whether ``handle`` names ``did``: by DNS, or if DNS says nothing, by HTTPS."""
-        if not self._verify_handles or not _may_be_looked_up(handle, private=self._outbound.allow_private_hosts):
-            return False
+    async def did_of(self, handle: str) -> str:
+        """The DID that ``handle`` names: by DNS, or if DNS says nothing, by HTTPS. What it names claims it or not.
+
+        Raises IdentityError if it is no handle that can be looked up, or names nothing; FetchFailed (no answer).
+        """
+        if not is_handle(handle) or not _may_be_looked_up(handle, private=self._outbound.allow_private_hosts):
+            raise IdentityError(f"{handle[:253]} is no handle that can be looked up")
         try:
             async with asyncio.timeout(HANDLE_TIMEOUT):
-                named = _did_in(await self._texts(f"_atproto.{handle}"))
-                return (named or await self._well_known(handle)) == did
-        except (TimeoutError, FetchFailed):
+                named = _did_in(await self._texts(f"_atproto.{handle}")) or await self._well_known(handle)
+        except TimeoutError:
+            raise FetchFailed(f"the handle {handle} can't be looked up in time") from None
+        if not is_did(named):
+            raise IdentityError(f"the handle {handle} names no DID")
+        return named
+
+    async def _leads_back(self, handle: str, did: str) -> bool:
+        """Whether ``handle`` names ``did``."""
+        try:
+            return self._verify_handles and await self.did_of(handle) == did
+        except (IdentityError, FetchFailed):
             return False
 
     async def _well_known(self, handle: str) -> str:

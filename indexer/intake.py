@@ -12,7 +12,16 @@ from datetime import datetime
 import structlog
 
 from indexer.errors import Rejected
-from indexer.frames import ERROR, Body, account_event, commit_event, decode_frame, identity_event, sync_event
+from indexer.frames import (
+    ERROR,
+    Body,
+    account_event,
+    commit_event,
+    damaged_repo,
+    decode_frame,
+    identity_event,
+    sync_event,
+)
 from indexer.metrics import SourceMeter
 from indexer.model import DeadLetter, HandleChange, Reason, Want, WantReason
 from indexer.pipeline import Pipeline, event_time
@@ -23,6 +32,8 @@ from indexer.trust import AHEAD, Trust
 MAX_JUMP = 10**9  # sequence numbers; a frame further ahead is set aside
 MAX_LETTER = 2_500_000  # bytes of a frame that a dead letter keeps; no legal frame is longer
 SILENT = frozenset({Reason.UNKNOWN_EVENT, Reason.DENIED, Reason.DUPLICATE})  # counted, but nothing to look into
+
+DAMAGED = frozenset({Reason.MALFORMED_FRAME, Reason.TOO_MANY_OPERATIONS})  # what was in it is known by asking only
 
 Restart = Callable[[int | None, ReconnectReason], None]
 
@@ -77,12 +88,14 @@ class Intake:
                 if start is None and not self._advance(kind, body):
                     return
                 if kind == "#commit" and not touches(body) and body["repo"] not in tracked:
+                    if body.get("tooBig"):
+                        self._too_big(body)
                     continue
                 self._event(kind, body, raw)
             except Rejected as rejected:
-                self.set_aside(rejected.reason, rejected.detail, raw, _did(body))
+                self._reject(rejected, raw, body)
             except (KeyError, TypeError, AttributeError):
-                self.set_aside(Reason.MALFORMED_FRAME, "a field is missing or of another type", raw, _did(body))
+                self._reject(Rejected(Reason.MALFORMED_FRAME, "a field is missing or of another type"), raw, body)
             finally:
                 meter.frame(kind, len(raw))
         time = body.get("time")
@@ -160,6 +173,21 @@ class Intake:
         refusal = self._pipeline.router.refusal(did)
         if refusal is not None:
             raise Rejected(refusal, "an account that is kept out" if refusal is Reason.DENIED else "no DID")
+
+    def _too_big(self, body: Body) -> None:
+        """A commit of a stranger's that doesn't say what it holds."""
+        commit = commit_event(body)
+        self._let_in(commit.did)
+        self._trust.probe(commit.did)
+
+    def _reject(self, rejected: Rejected, raw: bytes, body: Body) -> None:
+        """Set a frame aside, and look after the repository that a damaged commit may have been of."""
+        self.set_aside(rejected.reason, rejected.detail, raw, _did(body))
+        did = damaged_repo(raw) if rejected.reason in DAMAGED else None
+        if did is not None and self._pipeline.router.refusal(did) is None:
+            followed = any(prefix.encode() in raw for prefix in self._pipeline.router.prefixes)
+            if followed or did in self._trust.tracked:
+                self._trust.want(Want(did, WantReason.UNPROVEN))
 
     def set_aside(self, reason: Reason, detail: str, frame: bytes, did: str | None) -> None:
         """Count, and unless there is nothing to look into log and keep, what can't be used."""

@@ -15,26 +15,29 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple, TypeAlias
+from uuid import UUID
 
 import structlog
 
+from indexer.batch import Batch
 from indexer.cbor import cid_text
 from indexer.changes import check_rev, proposal_of, snapshot_change
-from indexer.errors import DatabaseUnavailable, IdentityError, Rejected
+from indexer.errors import BatchRefused, DatabaseUnavailable, IdentityError, Rejected
 from indexer.frames import commit_event, decode_frame
 from indexer.identity import IdentityGone, IdentityUnknown, ResolvedIdentity, Resolver
 from indexer.keys import PublicKey
-from indexer.model import Proposal, Reason
+from indexer.model import AccountChange, DeadLetter, Proposal, Reason, Want, WantReason
 from indexer.outbound import FetchFailed, SpoolFailed
-from indexer.pds import RepoHost
+from indexer.pds import NOT_FOUND, RepoHost, RepoUnavailable
 from indexer.pipeline import Pipeline, micros
 from indexer.snapshot import open_snapshot
 from indexer.store.claims import Claim, ClaimLostError, Snapshot, Waiting
-from indexer.store.repairs import Repairs
-from indexer.trust import Tracked, judge
+from indexer.store.repairs import LEASE, Repairs
+from indexer.trust import Tracked, judge, reason_of
 from indexer.verify import Failure, Proven, check_signature
 
+UNKNOWN = 3  # tries after which an account that nobody knows is given up: a new one may not be everywhere yet
 FALL_SHORT = 3  # fetches in a row below what is wanted or held, after which the host's signed head is accepted
 LONGEST_PAUSE = 3600.0  # seconds between tries
 IDLE = 0.5  # seconds between looks for due wants, unless woken
@@ -47,10 +50,21 @@ Clock = Callable[[], datetime]
 class Failing(Exception):
     """This try didn't meet the want; the message says why, for ``letta.repo``."""
 
-    def __init__(self, message: str, *, pause: float | None = None, fell_short: bool = False) -> None:
+    def __init__(self, message: str, *, retry_after: float | None = None, fell_short: bool = False) -> None:
         super().__init__(message)
-        self.pause = pause
+        self.retry_after = retry_after
         self.fell_short = fell_short
+
+
+Verdict: TypeAlias = "tuple[Waiting, Failure]"
+
+
+class Judged(NamedTuple):
+    """Pending commits: those proven, those the key didn't sign, those that their own content contradicts."""
+
+    proposals: list[Proposal]
+    unsigned: list[Verdict]
+    wrong: list[Verdict]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,63 +100,91 @@ class Repair:
         self._tracked = tracked
         self._pace = pace or Pace()
         self._spool = spool
+        self._claims: dict[UUID, Claim] = {}  # in hand
         self._wake = asyncio.Event()
         pipeline.listen(lambda _: self._wake.set())
 
     async def work(self) -> None:
-        """Claim wants that are due, one at a time, and meet them. Run as many of these as there shall be workers."""
+        """Meet wants that are due. Run as many of these as there shall be workers."""
         while True:
             self._wake.clear()
-            claims: list[Claim] = []
+            attended = False
             with suppress(DatabaseUnavailable):
-                claims = await self._repairs.claim(self._pipeline.clock(), 1)
-                for claim in claims:
-                    await self._attend(claim)
-            if not claims:
+                attended = await self.attend()
+            if not attended:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(IDLE):
                         await self._wake.wait()
 
-    async def _attend(self, claim: Claim) -> None:
+    async def attend(self) -> bool:
+        """Claim one want that is due, and try to meet it; False if there is none. Raises DatabaseUnavailable."""
+        claims = await self._repairs.claim(self._pipeline.clock(), 1)
+        for claim in claims:
+            await self._try(claim)
+        return bool(claims)
+
+    async def keep_claims(self) -> None:
+        """Extend the leases of the claims in hand, until cancelled: a fetch may take longer than a lease."""
+        while True:
+            await asyncio.sleep(LEASE.total_seconds() / 4)
+            with suppress(DatabaseUnavailable):
+                await self._repairs.extend(list(self._claims.values()), self._pipeline.clock())
+
+    async def _try(self, claim: Claim) -> None:
         """One try at a want. Whatever a stranger's host or record does ends here."""
+        self._claims[claim.id] = claim
         try:
             await self._meet(claim)
         except ClaimLostError:
-            return
-        except Failing as failing:
-            failure = failing
-        except (IdentityGone, IdentityUnknown) as error:
-            await self._repairs.untrack(claim.did)
-            failure = Failing(str(error), pause=LONGEST_PAUSE)
-        except FetchFailed as error:
-            failure = Failing(str(error), pause=error.retry_after)
-        except (IdentityError, Rejected, SpoolFailed) as error:
-            failure = Failing(str(error))
+            await self._repairs.release(claim, self._pipeline.clock(), None)
+        except (Failing, FetchFailed, IdentityError, Rejected, SpoolFailed, BatchRefused) as error:
+            await self._put_off(claim, error)
         else:
-            return
-        pause = max(failure.pause or 0.0, self._pace.after(claim.attempts))
+            await self._repairs.end(claim, self._pipeline.clock())
+        finally:
+            del self._claims[claim.id]
+
+    async def _put_off(self, claim: Claim, error: Exception) -> None:
+        """Give a claim back whose want isn't met yet, with the reason, and note what that says of the account."""
+        pause = self._pace.after(claim.attempts)
+        match error:
+            case IdentityGone():
+                await self._note_away(claim, "deleted")
+                await self._repairs.untrack(claim.did)
+            case IdentityUnknown() if claim.attempts >= UNKNOWN:
+                await self._repairs.untrack(claim.did)
+                pause = LONGEST_PAUSE
+            case RepoUnavailable() if claim.attempts > 1:  # its identity was asked for afresh
+                await self._note_away(claim, error.state)
+            case Failing() | FetchFailed():
+                pause = max(error.retry_after or 0.0, pause)
         again = self._pipeline.clock() + timedelta(seconds=min(pause, self._pace.longest))
-        await self._repairs.release(claim, again, str(failure), fell_short=failure.fell_short)
-        _log.info("want not met yet", did=claim.did, attempts=claim.attempts, error=str(failure))
+        fell_short = isinstance(error, Failing) and error.fell_short
+        await self._repairs.release(claim, again, str(error), fell_short=fell_short)
+        _log.info("want not met yet", did=claim.did, attempts=claim.attempts, error=str(error))
+
+    async def _note_away(self, claim: Claim, state: str) -> None:
+        """Hide an account whose own host doesn't give it out: the event that said so was missed, or is on its way."""
+        status = "deleted" if state == NOT_FOUND else state
+        later = claim.status_time + timedelta(microseconds=1)
+        change = AccountChange(claim.did, later, False, status, confirm=True)
+        self._pipeline.learn(await self._repairs.change_account(change, self._pipeline.clock()))
 
     async def _meet(self, claim: Claim) -> None:
         identity = await self._identity(claim.did, fresh=claim.attempts > 1 or claim.signing_key is None)
         pending = await self._repairs.pending(claim.did)
-        proposals, failed = self._judge(pending, identity.signing_key)
-        if any(failure is Failure.BAD_SIGNATURE for _, failure in failed) and claim.attempts == 1:
+        judged = self._judge(pending, identity.signing_key)
+        if judged.unsigned and claim.attempts == 1:
             identity = await self._identity(claim.did, fresh=True)
-            proposals, failed = self._judge(pending, identity.signing_key)
-        hopeless = [waiting for waiting, failure in failed if failure is not Failure.BAD_SIGNATURE]
+            judged = self._judge(pending, identity.signing_key)
         if pending or claim.want == "decide":
-            applied, met = await self._repairs.settle(claim, proposals, hopeless, self._pipeline.clock())
-            self._pipeline.learn(applied)
-            if met and not hopeless:
+            wants = [Want(claim.did, WantReason.UNPROVEN)] if judged.wrong else []
+            if await self._settle(claim, judged.proposals, judged.wrong, wants):
                 return
-            if met:
-                raise Failing("a pending commit is contradicted by its own tree")
-        if claim.status != "active" and claim.status not in ("desynchronized", "throttled"):
-            raise Failing(f"the account is {claim.status}", pause=LONGEST_PAUSE)
-        await self._fetch(claim, identity)
+        if claim.hidden:
+            raise Failing(f"the account is {claim.status}", retry_after=LONGEST_PAUSE)
+        claim = await self._repairs.renew(claim, self._pipeline.clock())
+        await self._fetch(claim, identity, pending, max((one.rev for one in judged.proposals), default=""))
 
     async def _identity(self, did: str, *, fresh: bool) -> ResolvedIdentity:
         began = self._pipeline.clock()
@@ -155,40 +197,80 @@ class Repair:
             self._tracked.learn_key(did, identity.signing_key)
         return identity
 
-    def _judge(self, pending: list[Waiting], key: PublicKey) -> tuple[list[Proposal], list[tuple[Waiting, Failure]]]:
+    # what is pending
+
+    def _judge(self, pending: list[Waiting], key: PublicKey) -> Judged:
         """Pending commits by what the account's key says of them."""
-        proposals, failed = [], []
+        judged = Judged([], [], [])
         for waiting in pending:
             commit = commit_event(decode_frame(waiting.frame)[1])
             verdict = judge(commit, key, self._pipeline.router.prefixes)
             if isinstance(verdict, Proven):
-                proposals.append(proposal_of(verdict, commit, waiting.source, waiting.frame)[0])
+                judged.proposals.append(proposal_of(verdict, commit, waiting.source, waiting.frame)[0])
+            elif verdict.failure is Failure.BAD_SIGNATURE:
+                judged.unsigned.append((waiting, verdict.failure))
             else:
-                failed.append((waiting, verdict.failure))
-        return proposals, failed
+                judged.wrong.append((waiting, verdict.failure))
+        return judged
+
+    async def _settle(
+        self, claim: Claim, proposals: list[Proposal], given_up: list[Verdict], wants: list[Want]
+    ) -> bool:
+        """Write what is proven, set aside what is given up; whether the want is met by that."""
+        batch = Batch(proposals=proposals, wants=wants)
+        for waiting, failure in given_up:
+            reason, size = reason_of(failure), len(waiting.frame)
+            letter = DeadLetter(waiting.source, None, claim.did, reason, failure.value, waiting.frame, size)
+            batch.add_dead_letter(letter)
+        dropped = [waiting for waiting, _ in given_up]
+        applied, met = await self._repairs.settle(claim, batch, dropped, self._pipeline.clock())
+        applied.dropped.update(letter.reason for letter in batch.dead_letters)
+        for letter in batch.dead_letters:
+            self._pipeline.metrics.dead_letter(letter.reason)
+        self._pipeline.learn(applied)
+        return met
+
+    async def _chain_on(self, claim: Claim, identity: ResolvedIdentity, known: set[str]) -> None:
+        """Decide what is pending above a snapshot: what is proven chains on, what isn't and was ``known`` never was."""
+        pending = await self._repairs.pending(claim.did)
+        judged = self._judge(pending, identity.signing_key)
+        if judged.unsigned:  # the key may be another since
+            identity = await self._identity(claim.did, fresh=True)
+            judged = self._judge(pending, identity.signing_key)
+        failed = [*judged.unsigned, *judged.wrong]
+        given_up = [(waiting, failure) for waiting, failure in failed if waiting.digest in known]
+        if pending and not await self._settle(replace(claim, want="decide"), judged.proposals, given_up, []):
+            raise Failing("commits above the host's head don't follow from it yet")
 
     # the account's own host
 
-    async def _fetch(self, claim: Claim, identity: ResolvedIdentity) -> None:
+    async def _fetch(self, claim: Claim, identity: ResolvedIdentity, pending: list[Waiting], signed: str) -> None:
+        """Make the rows what the account's host gives out; ``signed`` is the greatest rev proven and pending."""
         if identity.pds is None:
             raise Failing("the account's DID document names no host")
         with tempfile.TemporaryFile(dir=self._spool) as file:
             await self._host.get_repo(identity.pds, claim.did, file)
             snapshot = await asyncio.to_thread(self._read, file, claim.did, identity.signing_key)
-        wanted, held = claim.wanted_rev or "", claim.rev
-        short = snapshot.rev < max(wanted, held)
-        if short and claim.behind + 1 < FALL_SHORT:
-            what = "held" if snapshot.rev < held else "wanted"
-            raise Failing(f"the host's head {snapshot.rev} is older than what is {what}", fell_short=True)
-        if short:
-            self._pipeline.metrics.dropped(Reason.REWOUND if snapshot.rev < held else Reason.UNSIGNED_REV)
-            snapshot = replace(snapshot, replaces=snapshot.rev < held, overrules=True)
+        known = {waiting.digest for waiting in pending}
+        snapshot = self._weighed(claim, snapshot, max(claim.wanted_rev or "", signed), known)
         applied, met = await self._repairs.reconcile(claim, snapshot, self._pipeline.clock())
         self._pipeline.learn(applied)
-        known = "" if snapshot.replaces else self._tracked.revs.get(claim.did, "")
-        self._tracked.revs[claim.did] = max(snapshot.rev, known)
+        before = "" if snapshot.replaces else self._tracked.revs.get(claim.did, "")
+        self._tracked.revs[claim.did] = max(snapshot.rev, before)
         if met:
-            await self._chain_on(claim, identity)
+            await self._chain_on(claim, identity, known)
+
+    def _weighed(self, claim: Claim, snapshot: Snapshot, wanted: str, known: set[str]) -> Snapshot:
+        """A snapshot with what it stands above. Raises Failing if it is too old, unless it was so too often."""
+        snapshot = replace(snapshot, rewrites=WantReason.CHECK in claim.reasons)
+        if snapshot.rev >= max(wanted, claim.rev):
+            return snapshot
+        rewound = snapshot.rev < claim.rev
+        if claim.behind + 1 < FALL_SHORT:
+            what = "held" if rewound else "wanted"
+            raise Failing(f"the host's head {snapshot.rev} is older than what is {what}", fell_short=True)
+        self._pipeline.metrics.dropped(Reason.REWOUND if rewound else Reason.UNSIGNED_REV)
+        return replace(snapshot, replaces=rewound, overrules=True, overruled=tuple(known))
 
     def _read(self, file: BinaryIO, did: str, key: PublicKey) -> Snapshot:
         """Prove a spooled repository and take our records out of it. Raises Failing, Rejected."""
@@ -201,21 +283,8 @@ class Repair:
         check_rev(commit.rev, micros(self._pipeline.clock()))
         changes = []
         for record in repository.records(self._pipeline.router.prefixes):
-            with suppress(Rejected):
+            try:
                 changes.append(snapshot_change(did, commit.rev, *record))
+            except Rejected as rejected:  # a key that can't be kept
+                self._pipeline.metrics.dropped(rejected.reason)
         return Snapshot(did, commit.rev, cid_text(commit.data), tuple(changes))
-
-    async def _chain_on(self, claim: Claim, identity: ResolvedIdentity) -> None:
-        """Decide what is pending above a snapshot: what is proven chains on, what isn't signed now never was."""
-        pending = await self._repairs.pending(claim.did)
-        if not pending:
-            return
-        proposals, failed = self._judge(pending, identity.signing_key)
-        again = replace(claim, want="decide")
-        applied, met = await self._repairs.settle(again, proposals, [w for w, _ in failed], self._pipeline.clock())
-        self._pipeline.learn(applied)
-        for _, failure in failed:
-            self._pipeline.metrics.dropped(Reason.UNPROVEN)
-            _log.warning("pending commit given up", did=claim.did, failure=failure.value)
-        if not met:
-            raise Failing("commits above the host's head don't follow from it yet", fell_short=True)

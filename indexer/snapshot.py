@@ -12,7 +12,7 @@ CID, whose key is secret and new in each process: nobody can prepare CIDs that c
 from __future__ import annotations
 
 import hashlib
-import os
+import io
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO, Final, NamedTuple
@@ -80,11 +80,11 @@ class Snapshot:
 def open_snapshot(file: BinaryIO, *, max_blocks: int = MAX_BLOCKS) -> Snapshot:
     """Indexes the CAR v1 in ``file``, which has to be seekable, and reads the commit object at its first root.
 
-    Takes about a second and a half a million blocks, and 24 bytes a block; not for an event loop. Raises Rejected:
+    Takes some 3 s of processor time a million blocks, and 24 bytes a block: not for an event loop. Raises Rejected:
     MALFORMED_CAR if it is no whole archive or holds more than ``max_blocks`` blocks, else as :meth:`Snapshot.block`.
     Blocks may occur twice; the first counts.
     """
-    size = file.seek(0, os.SEEK_END)
+    size = file.seek(0, io.SEEK_END)
     roots, start = _header(file, size)
     return Snapshot(file, _Index(_sections(file, start, size), max_blocks), roots[0])
 

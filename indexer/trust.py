@@ -6,7 +6,7 @@ want, and settled by the repair worker.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -33,7 +33,11 @@ from indexer.verify import Failed, Failure, Proven, check_commit, check_sync
 AHEAD = timedelta(minutes=5)  # that a stranger's clock may be ahead of ours
 
 _WANTS = {Failure.MISSING_BLOCK: WantReason.MISSING_BLOCK, Failure.TOO_BIG: WantReason.TOO_BIG}
-_REASONS = {Failure.MISSING_BLOCK: Reason.MISSING_BLOCK, Failure.WRONG_BLOCK: Reason.WRONG_CID}
+_REASONS = {
+    Failure.MISSING_BLOCK: Reason.MISSING_BLOCK,
+    Failure.WRONG_BLOCK: Reason.WRONG_CID,
+    Failure.TOO_BIG: Reason.TOO_BIG,
+}
 
 
 class Aside(Protocol):
@@ -57,6 +61,9 @@ class Trust(Protocol):
 
     def sync(self, intake: Aside, sync: Sync) -> None:
         """A head without operations. Raises Rejected."""
+
+    def probe(self, did: str) -> None:
+        """An account that isn't tracked did something that can't be told from the event."""
 
     def account(self, event: Account, time: datetime) -> None:
         """An account's state as of ``time``."""
@@ -92,6 +99,9 @@ class Word:
 
     def sync(self, intake: Aside, sync: Sync) -> None:
         """Nothing: without repair there is nothing to do about it."""
+
+    def probe(self, did: str) -> None:
+        """Nothing: nobody would ask."""
 
     def account(self, event: Account, time: datetime) -> None:
         """The account's state as told."""
@@ -140,8 +150,9 @@ class Tracked:
 class Proof:
     """Demands proofs: a commit counts if its tree, its signature and the chain of its repository say so."""
 
-    def __init__(self, pipeline: Pipeline, tracked: Tracked) -> None:
+    def __init__(self, pipeline: Pipeline, tracked: Tracked, *, on_loss: Callable[[], None] = lambda: None) -> None:
         self._pipeline = pipeline
+        self._on_loss = on_loss
         self.tracked = tracked
 
     def commit(self, intake: Aside, commit: Commit, raw: bytes) -> None:
@@ -174,7 +185,7 @@ class Proof:
         elif verdict.failure is Failure.BAD_SIGNATURE:
             self._put_off(Undecided(commit.did, commit.rev, WantReason.BAD_SIGNATURE, source, raw))
         else:
-            intake.set_aside(_REASONS.get(verdict.failure, Reason.UNPROVEN), verdict.failure.value, raw, commit.did)
+            intake.set_aside(reason_of(verdict.failure), verdict.failure.value, raw, commit.did)
             self.want(Want(commit.did, _WANTS.get(verdict.failure, WantReason.UNPROVEN)))
 
     def _put_off(self, undecided: Undecided) -> None:
@@ -184,18 +195,22 @@ class Proof:
     def sync(self, intake: Aside, sync: Sync) -> None:
         """A head without operations: wanted, if it is news of a tracked account; an unknown one is asked about."""
         if sync.did not in self.tracked:
-            self._pipeline.batch.probes.add(sync.did)
+            self.probe(sync.did)
             return
         check_rev(sync.rev, micros(self._pipeline.clock()))
         held = self.tracked.revs.get(sync.did, "")
         key = self.tracked.key(sync.did)
-        verdict = check_sync(sync, key) if key is not None else None
-        if isinstance(verdict, Proven) and sync.rev == held:
-            self._pipeline.batch.confirm(sync.did, sync.rev, verdict.data)
+        verdict = check_sync(sync, key) if key is not None and sync.rev >= held else None
+        if isinstance(verdict, Proven):
+            self._pipeline.batch.confirm(sync.did, sync.rev, verdict.data)  # wanted, unless it is what is held by then
         elif sync.rev > held:
             self.want(Want(sync.did, WantReason.SYNC, sync.rev))
         else:
             self._pipeline.metrics.dropped(Reason.DUPLICATE)
+
+    def probe(self, did: str) -> None:
+        """Have the account's host asked whether it holds what we follow."""
+        self._pipeline.batch.probes.add(did)
 
     def account(self, event: Account, time: datetime) -> None:
         """The account's state as told, to be confirmed by its current host."""
@@ -209,9 +224,11 @@ class Proof:
             self._pipeline.batch.add_handle(confirmed)
 
     def want(self, want: Want) -> None:
-        """Record a want, and track the account from now on."""
+        """Record a want, and track the account from now on; a want of everything is a loss on the stream."""
         if want.did:
             self.tracked.follow(want.did)
+        else:
+            self._on_loss()
         self._pipeline.batch.wants.append(want)
 
 
@@ -223,6 +240,11 @@ def judge(commit: Commit, key: PublicKey | None, prefixes: tuple[str, ...]) -> P
         return check_commit(commit, read_car(commit.blocks), key, prefixes)
     except Rejected as rejected:
         return Failed(Failure.MALFORMED, rejected.detail)
+
+
+def reason_of(failure: Failure) -> Reason:
+    """The reason under which a commit that failed so is set aside."""
+    return _REASONS.get(failure, Reason.UNPROVEN)
 
 
 def account_change(event: Account, time: datetime, *, purge_rev: str = "", confirm: bool = False) -> AccountChange:

@@ -45,7 +45,8 @@ class Verification:
         self._filter = CollectionFilter(settings.collections)
         self.repairs = Repairs(store)
         self.tracked = Tracked()
-        self.trust = Proof(pipeline, self.tracked)
+        self.trust = Proof(pipeline, self.tracked, on_loss=self._discover_again)
+        self._discoveries: list[asyncio.Event] = []  # set: to be gone through again
         pipeline.listen(self.tracked.learn)
         self.resolver = resolver = Resolver(outbound, settings.plc_url)
         self.host = host = RepoHost(outbound)
@@ -64,16 +65,23 @@ class Verification:
 
     async def load(self) -> None:
         """Learn what is tracked, and want what ``--only`` names and isn't."""
+        if self._settings.once:
+            await self.repairs.retry()  # what earlier runs failed at counts for nothing
         for did, rev, key in await self.repairs.tracked():
             self.tracked.follow(did, rev)
             if key is not None:
                 self.tracked.learn_key(did, PublicKey.parse(key))
         await self.discovery.want_all([did for did in self._settings.only if did not in self.tracked])
 
-    async def begin(self, source: str) -> None:
-        """Note the filter that a source is read with; want everything again where it is wider than before."""
-        if await self.repairs.widen(source, self._settings.collections, self._is_covered):
-            await self.repairs.want([Want("", WantReason.FILTER_WIDENED)], self._pipeline.clock())
+    async def begin(self, source: str, *, missed: bool = False) -> None:
+        """Note the filter that a source is read with; want everything again where it is wider than before.
+
+        ``missed``: it is read from now on, whatever it gave before.
+        """
+        widened = await self.repairs.widen(source, self._settings.collections, self._is_covered)
+        if widened or missed:
+            reason = WantReason.FILTER_WIDENED if widened else WantReason.OUTDATED_CURSOR
+            await self.repairs.want([Want("", reason)], self._pipeline.clock())
 
     def _is_covered(self, before: Sequence[str]) -> bool:
         return CollectionFilter(before).covers(self._filter)
@@ -81,23 +89,48 @@ class Verification:
     def jobs(self) -> list[tuple[str, Job]]:
         """What has to run beside the stream until the daemon ends."""
         repairs = [(f"repair {number}", self._repair.work) for number in range(WORKERS)]
-        return [*repairs, ("accounts", self._accounts.work)]
+        accounts = [(f"accounts {number}", self._accounts.work) for number in range(WORKERS)]
+        return [*repairs, *accounts, ("claims", self._repair.keep_claims)]
 
     async def discover(self, source: str, url: str) -> None:
-        """Ask a socket source's own host for the repositories it knows; nothing is asked twice."""
+        """Ask a socket source's own host for the repositories it knows, and again when the stream has lost some.
+
+        Under ``once`` it ends when that is done; nothing is asked twice.
+        """
         if self._settings.only:
             return
-        parts = urlsplit(url)
-        origin = f"{'https' if parts.scheme == 'wss' else 'http'}://{parts.netloc.rpartition('@')[2]}"
-        wanted = [name for name in KNOWN_COLLECTIONS if self._filter.matches(name)]
+        again = asyncio.Event()
+        self._discoveries.append(again)
+        origin = _origin(url)
+        await self._ask(source, origin)
+        while not self._settings.once:
+            await again.wait()
+            again.clear()
+            await self._pipeline.flush()  # with it the store forgets how far it had come
+            await self._ask(source, origin)
+
+    async def discover_anew(self, origin: str) -> bool:
+        """Ask a host for all that it knows now; False if it didn't answer to the end."""
+        source = f"backfill:{origin}"
+        await self.repairs.restart_discovery(source)
+        await self._ask(source, origin)
+        return not await self.repairs.open_discoveries(source, ())
+
+    def _discover_again(self) -> None:
+        for again in self._discoveries:
+            again.set()
+
+    async def _ask(self, source: str, origin: str) -> None:
+        named = [pattern for pattern in self._filter.patterns if not pattern.endswith("*")]
+        wanted = list(dict.fromkeys([*filter(self._filter.matches, KNOWN_COLLECTIONS), *named]))
         with suppress(DatabaseUnavailable):
             await self.discovery.ask(source, origin, wanted, tries=TRIES if self._settings.once else None)
 
-    async def settled(self) -> int:
-        """Wait until every want is met or has been tried three times in vain; how many were in vain."""
+    async def settled(self, dids: Sequence[str] | None = None) -> int:
+        """Wait until every want (of ``dids``; None: of all) is met or was tried three times in vain: how many were."""
         while True:
             await self._pipeline.flush()
-            count, failed = await self.repairs.open_wants(TRIES, self._pipeline.clock())
+            count, failed = await self.repairs.open_wants(TRIES, self._pipeline.clock(), dids)
             if count == failed:
                 return failed
             await asyncio.sleep(0.1)
@@ -106,6 +139,12 @@ class Verification:
         """Bring the gauges of wants and pending up to date, and forget states that are of no use any more."""
         self._pipeline.metrics.set_work(*await self.repairs.wants())
         await self.repairs.prune(self._pipeline.clock() - STATES_KEPT)
+
+
+def _origin(url: str) -> str:
+    """Where the host of a firehose answers requests."""
+    parts = urlsplit(url)
+    return f"{'https' if parts.scheme == 'wss' else 'http'}://{parts.netloc.rpartition('@')[2]}"
 
 
 @asynccontextmanager

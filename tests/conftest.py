@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -58,13 +59,23 @@ def pds_a() -> Path:
     return CAPTURES / "pds-a"
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+def _not_run(reporter: pytest.TerminalReporter) -> list[tuple[str, str]]:
+    """Tests that this machine lacks something for, with what it lacks."""
+    skipped = (report for report in reporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple))
+    reasons = ((report.nodeid, report.longrepr[2]) for report in skipped)
+    return [(name, reason.partition("not run: ")[2]) for name, reason in reasons if "not run: " in reason]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """List last what this machine could not run."""
-    missing = [
-        report
-        for report in terminalreporter.stats.get("skipped", [])
-        if isinstance(report.longrepr, tuple) and "not run:" in report.longrepr[2]
-    ]
-    for report in missing:
-        assert isinstance(report.longrepr, tuple)
-        terminalreporter.write_line(f"NOT RUN {report.nodeid}: {report.longrepr[2].partition('not run: ')[2]}")
+    for name, reason in _not_run(terminalreporter):
+        terminalreporter.write_line(f"NOT RUN {name}: {reason}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where everything has to run (CI), what could not is a failure."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("INDEXER_TEST_REQUIRE_ALL") and reporter is not None and _not_run(reporter):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -220,7 +220,7 @@ INSTANTS = [
     "2024-01-02T03:04:60Z", "2024-01-02t03:04:05z", "2024-01-02", "now", "infinity", f"2024-01-02T03:04:05.{'1' * 99}Z",
 ]  # fmt: skip
 JSON: list[Any] = [
-    None, True, False, 0, -1, 2**63 - 1, 1.5, "", "x", "0", "a\0b", "a\ufffdb", b"", b"bytes", [], ["r1"], {},
+    None, True, False, 0, -1, 2**63 - 1, 0.1, "", "x", "0", "a\0b", "a\ufffdb", b"", b"bytes", [], ["r1"], {},
     {"system": "new"}, {"$link": "x"}, cbor2.CBORTag(42, b"\0" + frames.cid_of(b"x")),
 ]  # fmt: skip
 SPACE = f"{DID}/space/com.example.space/self"
@@ -244,18 +244,17 @@ def _either(usual: list[Any]) -> st.SearchStrategy[Any]:
 
 
 _memory = _either(["r1", "r2", "R1", "", "r\0", "r\ufffd"])
+_prompt = {
+    "agent": _either(REFERENCES[:1] * 16 + REFERENCES[1:6] * 2 + REFERENCES[6:]),
+    "rawSystemHash": _either(HASHES[:4] + HASHES),
+    "memfsRevision": _memory,
+    "compiledAt": _either(INSTANTS),
+    "content": _either(TEMPLATES),
+    "coreMemory": _either(TEMPLATES),
+    "conversation": _either(REFERENCES),
+}
 _values: dict[str, st.SearchStrategy[dict[str, Any]]] = {
-    PROMPT: st.fixed_dictionaries(
-        {"agent": _either(REFERENCES[:6] * 4 + REFERENCES[6:])},
-        optional={
-            "rawSystemHash": _either(HASHES),
-            "memfsRevision": _memory,
-            "compiledAt": _either(INSTANTS),
-            "content": _either(TEMPLATES),
-            "coreMemory": _either(TEMPLATES),
-            "conversation": _either(REFERENCES),
-        },
-    ),
+    PROMPT: st.one_of(st.fixed_dictionaries(_prompt), st.fixed_dictionaries({}, optional=_prompt)),
     AGENT: st.fixed_dictionaries({}, optional={"system": _either(TEMPLATES), "memfsRevision": _memory}),
     CONVERSATION: st.fixed_dictionaries({}, optional={"agent": _either(REFERENCES), "role": _either(["primary"])}),
     MESSAGE: st.fixed_dictionaries({}, optional={"conversation": _either(REFERENCES), "seq": _either([1, 2])}),
@@ -264,10 +263,10 @@ _values: dict[str, st.SearchStrategy[dict[str, Any]]] = {
 _collections = st.sampled_from([PROMPT] * 6 + [AGENT] * 4 + [CONVERSATION, MESSAGE, OTHER])
 _puts = _collections.flatmap(lambda name: st.builds(Put, st.just(name), st.sampled_from(KEYS), _values[name]))
 _ops = st.one_of(_puts, _puts, _puts, st.builds(Gone, _collections, st.sampled_from(KEYS)))
-_dids = st.sampled_from([DID, DID, STRANGER, THIRD])
+_dids = st.sampled_from([DID, DID, DID, STRANGER, THIRD])
 _seconds = st.integers(0, 12)
 _statuses = st.sampled_from(["active", "active", "deactivated", "takendown", "deleted", "throttled", "odd"])
-_commits = st.builds(Committed, _dids, _seconds, st.lists(_ops, min_size=1, max_size=4).map(tuple))
+_commits = st.builds(Committed, _dids, _seconds, st.lists(_ops, min_size=1, max_size=6).map(tuple))
 _tellings = st.builds(Told, _dids, _seconds, _statuses)
 
 hostile = st.lists(st.one_of(_commits, _commits, _commits, _commits, _tellings), max_size=14)

@@ -348,3 +348,18 @@ async def test_cancelled_request_fails_those_who_shared_it(resolver: Resolver, p
     assert not caught.value.permanent
     plc.gate.set()
     assert (await resolver.resolve(DID)).did == DID
+
+
+async def test_who_shares_a_request_can_leave_it(resolver: Resolver, plc: Plc) -> None:
+    """A cancelled one among those who wait changes nothing for the others."""
+    plc.answers[DID] = document()
+    plc.gate.clear()
+    first = asyncio.create_task(resolver.resolve(DID))
+    await plc.entered.get()
+    second = asyncio.create_task(resolver.resolve(DID))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.wait([second])
+    plc.gate.set()
+    assert (await first).did == DID
+    assert resolver.cached(DID) is await first

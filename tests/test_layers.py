@@ -1,4 +1,4 @@
-"""The shape of the package: who may import whom, and who may touch the outside (DESIGN.md, "Modules")."""
+"""The shape of the package: who may import whom, and who may touch the outside (docs/architecture.md, "Modules and layers")."""
 
 from __future__ import annotations
 

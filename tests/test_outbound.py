@@ -242,7 +242,7 @@ async def test_trust_ends_at_the_trusted_origin(strict: Outbound) -> None:
 # What is sent.
 
 
-async def test_requests_say_who_we_are_and_nothing_else(outbound: Outbound, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_say_who_we_are_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our name and version, no compression, no cookies, no proxy or password out of the environment."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     visits = Visits()
@@ -253,8 +253,12 @@ async def test_requests_say_who_we_are_and_nothing_else(outbound: Outbound, monk
         return response
 
     async with site(handler) as origin:
-        await outbound.fetch(origin)
-        await outbound.fetch(origin)
+        # Under a name: nobody keeps the cookies of bare addresses.
+        names = Directory({"named.example": [("127.0.0.1", int(origin.rpartition(":")[2]))]})
+        client = Outbound(allow_private_hosts=True, resolver=names)
+        await client.fetch("http://named.example/")
+        await client.fetch("http://named.example/")
+        await client.aclose()
     sent = visits.requests[1].headers
     assert sent["User-Agent"].startswith("letta-indexer/")
     assert sent["Accept-Encoding"] == "identity"
@@ -519,6 +523,33 @@ async def test_host_gets_two_requests_at_a_time() -> None:
         leave.set()
         assert [(await answer).status for answer in running] == [200, 200]
         assert not client.busy(origin)
+    await client.aclose()
+
+
+async def test_pause_holds_for_those_who_wait_already() -> None:
+    """Who waits for a turn when the host asks for a pause is sent away, and so is who comes then, without waiting."""
+    entered: asyncio.Queue[None] = asyncio.Queue()
+    paused, leave = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: web.BaseRequest) -> web.Response:
+        entered.put_nowait(None)
+        await (paused if request.path == "/pause" else leave).wait()
+        return web.Response(status=429 if request.path == "/pause" else 200)
+
+    client = Outbound(allow_private_hosts=True, patience=600)
+    async with site(handler) as origin, asyncio.TaskGroup() as group:
+        first = group.create_task(refusal(client, f"{origin}/pause"))
+        second = group.create_task(client.fetch(f"{origin}/stay"))
+        await entered.get()
+        await entered.get()
+        third = group.create_task(refusal(client, origin))
+        paused.set()
+        assert (await first).status == 429
+        assert "left alone" in str(await third)
+        assert "left alone" in str(await refusal(client, origin))
+        leave.set()
+        assert (await second).status == 200
+        assert entered.empty()
     await client.aclose()
 
 

@@ -14,7 +14,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import aiohttp
@@ -62,14 +62,25 @@ class _Request:
     accept: str
     timeout: float
     about: str  # for messages: '' or ' (for …)'
+    bearer: str = field(default="", repr=False)
+    content: bytes | None = field(default=None, repr=False)  # JSON to be posted; None: a GET
 
     @property
     def place(self) -> str:
         return place_of(self.url)
 
+    @property
+    def method(self) -> str:
+        return "GET" if self.content is None else "POST"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        login = {"Authorization": f"Bearer {self.bearer}"} if self.bearer else {}
+        return {"Accept": self.accept} | login | ({"Content-Type": JSON} if self.content else {})
+
 
 class Outbound:
-    """The one HTTP client; GET only, one for the whole process, to be closed with :meth:`aclose`.
+    """The one HTTP client, one for the whole process, to be closed with :meth:`aclose`.
 
     URLs are taken for a stranger's: https, to public addresses, at most three redirects, each looked at anew. With
     ``trusted`` a URL is the operator's: http and private addresses are allowed at its origin, and so they are
@@ -78,6 +89,9 @@ class Outbound:
     ``total_connections`` bounds the strangers' connections open at a time, ``per_host`` those to one host, and
     ``patience`` is how many seconds a request waits for its turn there. ``tls`` replaces the machine's trust store,
     ``resolver`` its DNS, ``is_allowed`` the judgement on addresses; ``clock`` is Unix time.
+
+    What carries a secret (``bearer``, a token that goes into the Authorization header, or what is posted) goes to the
+    host it is for and nowhere else: a redirect is then a failure.
 
     All methods raise FetchFailed, and nothing else for whatever a host does.
     """
@@ -133,6 +147,7 @@ class Outbound:
         timeout: float = 30.0,
         trusted: bool = False,
         about: str = "",
+        bearer: str = "",
     ) -> Reply:
         """The answer to GET ``url``, whatever its status below 500, or 501.
 
@@ -140,24 +155,41 @@ class Outbound:
         the request is for, for messages. Raises FetchFailed for 429 and 503 (from then on the host is left alone),
         for other failures of the host, and for an answer that is too long, too slow, compressed or cut off.
         """
-        async with self._answer(self._request(url, accept, timeout, trusted, about)) as answer:
-            return Reply(answer.status, answer.media_type, await answer.body(max_bytes))
+        return await self._reply(self._request(url, accept, timeout, trusted, about, bearer), max_bytes)
 
     async def get_json(
-        self, url: str, *, max_bytes: int = 1 << 20, timeout: float = 30.0, trusted: bool = False, about: str = ""
+        self,
+        url: str,
+        *,
+        max_bytes: int = 1 << 20,
+        timeout: float = 30.0,
+        trusted: bool = False,
+        about: str = "",
+        bearer: str = "",
     ) -> tuple[int, Any]:
         """Status and decoded JSON of an answer, as :meth:`fetch`; what isn't JSON is None with a status above 299.
 
         Raises FetchFailed also for a success that isn't JSON. The media type plays no part: documents lie on static
         hosts too.
         """
-        reply = await self.fetch(url, accept=JSON, max_bytes=max_bytes, timeout=timeout, trusted=trusted, about=about)
-        try:
-            return reply.status, json.loads(reply.body)
-        except (ValueError, RecursionError):
-            if reply.status >= 300:
-                return reply.status, None
-        raise FetchFailed(f"{_place(url)}: its answer is no JSON{_for(about)}", status=reply.status)
+        request = self._request(url, JSON, timeout, trusted, about, bearer)
+        return _decoded(request, await self._reply(request, max_bytes))
+
+    async def post_json(
+        self,
+        url: str,
+        content: object,
+        *,
+        max_bytes: int = 1 << 20,
+        timeout: float = 30.0,
+        trusted: bool = False,
+        about: str = "",
+        bearer: str = "",
+    ) -> tuple[int, Any]:
+        """Status and decoded JSON of the answer to POST ``content`` as JSON (None: no body), as :meth:`get_json`."""
+        body = b"" if content is None else json.dumps(content).encode()
+        request = replace(self._request(url, JSON, timeout, trusted, about, bearer), content=body)
+        return _decoded(request, await self._reply(request, max_bytes))
 
     async def download(
         self,
@@ -171,6 +203,7 @@ class Outbound:
         grace: float = 30.0,
         trusted: bool = False,
         about: str = "",
+        bearer: str = "",
     ) -> int:
         """Writes the body of a successful answer to ``file`` and gives its size in bytes.
 
@@ -178,7 +211,7 @@ class Outbound:
         comes at under ``min_rate`` bytes a second, on average, is cut off. Raises FetchFailed as :meth:`fetch` and for
         every other status than 200 (``status`` and ``code`` tell which), SpoolFailed if the file can't be written.
         """
-        async with self._answer(self._request(url, accept, timeout, trusted, about)) as answer:
+        async with self._answer(self._request(url, accept, timeout, trusted, about, bearer)) as answer:
             if answer.status != 200:
                 raise await answer.refusal()
             if answer.media_type not in (accept, "application/octet-stream"):
@@ -199,9 +232,14 @@ class Outbound:
         await _write(file, waiting)
         return size
 
-    def _request(self, url: str, accept: str, timeout: float, trusted: bool, about: str) -> _Request:
+    def _request(self, url: str, accept: str, timeout: float, trusted: bool, about: str, bearer: str) -> _Request:
         trusted = trusted or self.allow_private_hosts
-        return _Request(parse_url(url, private=trusted, about=_for(about)), trusted, accept, timeout, _for(about))
+        parsed = parse_url(url, private=trusted, about=_for(about))
+        return _Request(parsed, trusted, accept, timeout, _for(about), bearer)
+
+    async def _reply(self, request: _Request, max_bytes: int) -> Reply:
+        async with self._answer(request) as answer:
+            return Reply(answer.status, answer.media_type, await answer.body(max_bytes))
 
     @asynccontextmanager
     async def _answer(self, request: _Request) -> AsyncIterator[Answer]:
@@ -227,8 +265,13 @@ class Outbound:
             deadline.reschedule(asyncio.get_running_loop().time() + request.timeout)
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=self._idle_timeout)
         response = await hop.enter_async_context(
-            self._session(request.trusted).get(
-                request.url, allow_redirects=False, timeout=limits, headers={"Accept": request.accept}
+            self._session(request.trusted).request(
+                request.method,
+                request.url,
+                data=request.content,
+                allow_redirects=False,
+                timeout=limits,
+                headers=request.headers,
             )
         )
         pause = self._pacing.learn(request.place, response.status, response.headers)
@@ -241,6 +284,9 @@ class Outbound:
 
     def _redirected(self, request: _Request, response: aiohttp.ClientResponse) -> _Request:
         """The request that a redirect asks for. Trust in an origin doesn't extend to where it points."""
+        if request.bearer or request.content is not None:
+            message = f"{request.place}: a redirect is not followed with a login{request.about}"
+            raise FetchFailed(message, permanent=True, status=response.status)
         try:
             target = request.url.join(URL(response.headers.get("Location", "")))
         except ValueError:
@@ -290,6 +336,15 @@ def _translated(request: _Request) -> Iterator[None]:
         raise FetchFailed(f"{request.place}: no answer in time{request.about}") from error
     except (aiohttp.ClientError, OSError, ValueError, RuntimeError) as error:  # uvloop raises RuntimeError for OSError
         raise FetchFailed(f"{request.place}: no whole answer ({_kind(error)}){request.about}") from error
+
+
+def _decoded(request: _Request, reply: Reply) -> tuple[int, Any]:
+    try:
+        return reply.status, json.loads(reply.body)
+    except (ValueError, RecursionError):
+        if reply.status >= 300:
+            return reply.status, None
+    raise FetchFailed(f"{request.place}: its answer is no JSON{request.about}", status=reply.status)
 
 
 def _kind(error: BaseException) -> str:

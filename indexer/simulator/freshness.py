@@ -21,8 +21,9 @@ Freshness: TypeAlias = Literal["fresh", "stale", "unverified"]
 _DID = r"did:[a-z]+:[a-zA-Z0-9._:%-]*[a-zA-Z0-9._-]"
 _LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 _NSID = rf"[a-zA-Z](?:[a-zA-Z0-9-]{{0,61}}[a-zA-Z0-9])?(?:\.{_LABEL})+\.[a-zA-Z][a-zA-Z0-9]{{0,62}}"
-_RKEY = r"(?!\.\.?$)[A-Za-z0-9._:~-]{1,512}"
+_RKEY = r"(?!\.\.?(?:/|$))[A-Za-z0-9._:~-]{1,512}"
 _REFERENCE = re.compile(rf"at://({_DID})/({_NSID})/({_RKEY})")
+_IN_SPACE = re.compile(rf"at:(?://({_DID})/space|space/({_DID}))/({_NSID})/({_RKEY})/({_DID})/({_NSID})/({_RKEY})")
 _HASH = re.compile(r"[0-9a-fA-F]{64}")
 _INSTANT = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]+))?"
@@ -130,7 +131,7 @@ def _read_prompt(uri: str, value: object) -> _Prompt | None:
         uri=uri,
         did=found[1],
         rkey=found[3],
-        agent=agent if agent is not None and is_reference(agent) else None,
+        agent=None if agent is None else canonical_reference(agent),
         raw_hash=raw_hash.lower() if raw_hash is not None and _HASH.fullmatch(raw_hash) else None,
         revision=text(fields, "memfsRevision"),
         compiled_at=instant(text(fields, "compiledAt")),
@@ -148,16 +149,31 @@ def template_hash(system: str) -> str:
     return sha256(system.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def is_reference(uri: str) -> bool:
-    """Whether a URI is exactly ``at://<did>/<nsid>/<rkey>``: one by handle, or with anything more, names nothing."""
-    return _REFERENCE.fullmatch(uri) is not None
+def canonical_reference(reference: str) -> str | None:
+    """The URI of the record that a reference names, None if it names none.
+
+    That is exactly ``at://<did>/<nsid>/<rkey>``, or the same in a space, whose two spellings come out as one (proposal
+    0016): one by handle, or with anything more, names nothing.
+    """
+    found = _REFERENCE.fullmatch(reference)
+    if found:
+        return reference if _is_short(found[2]) else None
+    found = _IN_SPACE.fullmatch(reference)
+    if not found or not (_is_short(found[3]) and _is_short(found[6])):
+        return None
+    return f"at://{found[1] or found[2]}/space/{'/'.join(found.groups()[2:])}"
+
+
+def _is_short(nsid: str) -> bool:
+    """Whether an NSID has no more than 317 characters, 253 of them before its name."""
+    return len(nsid) <= 317 and len(nsid.rpartition(".")[0]) <= 253
 
 
 def instant(written: str | None) -> int | None:
-    """The instant of an RFC 3339 date-time, in microseconds from the start of year 1 in UTC (may be negative).
+    """The instant of an RFC 3339 date-time, in microseconds from the start of year 1 in UTC.
 
-    Strict: ``T``, seconds from 00 to 59, ``Z`` or ``±hh:mm``, years 0001 to 9999; a finer fraction is cut off.
-    None for anything else.
+    Strict: ``T``, seconds from 00 to 59, ``Z`` or ``±hh:mm``, years 0001 to 9999, as written and in UTC; a finer
+    fraction is cut off. None for anything else.
     """
     found = _INSTANT.fullmatch(written) if written is not None else None
     if not found:
@@ -172,4 +188,6 @@ def instant(written: str | None) -> int | None:
         return None
     offset = (offset_hour * 60 + offset_minute) * (-1 if found[8] == "-" else 1)
     seconds = ((days * 24 + hour) * 60 + minute - offset) * 60 + second
+    if not 0 <= seconds < date.max.toordinal() * 86_400:
+        return None
     return seconds * 1_000_000 + int((found[7] or "").ljust(6, "0")[:6])

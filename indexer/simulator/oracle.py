@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from indexer.simulator.dagcbor import Value, cid_text, to_json
-from indexer.simulator.freshness import PROMPT, Judgement, judge
+from indexer.simulator.freshness import PROMPT, Judgement, judge, text
 from indexer.simulator.repository import Commit, Entry, Repository
 
 PREFIX = "xyz.quasigod.lab.letta."
@@ -108,10 +108,13 @@ class History:
 
 
 def kind_of(old: Value, new: Value) -> Kind:
-    """What an overwrite of a compiled prompt is: a full recompile, a memory update, or a touch."""
-    if old.get("content") != new.get("content"):
+    """What an overwrite of a compiled prompt is: a full recompile, a memory update, or a touch.
+
+    A field that is no string counts as absent, as it does for freshness.
+    """
+    if text(old, "content") != text(new, "content"):
         return "full"
-    changed = any(old.get(name) != new.get(name) for name in ("coreMemory", "memfsRevision"))
+    changed = any(text(old, name) != text(new, name) for name in ("coreMemory", "memfsRevision"))
     return "memory" if changed else "touch"
 
 

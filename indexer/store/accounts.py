@@ -6,6 +6,7 @@ import asyncpg
 
 from indexer.batch import key_of
 from indexer.model import COMPILED_PROMPT, AccountChange, Want, WantReason
+from indexer.store.chain import ASKED
 from indexer.store.context import Context, columns, did_of, short_keys
 from indexer.store.rows import note_deleted
 from indexer.store.statements import HISTORY_TABLES, RECORD_TABLES
@@ -45,18 +46,33 @@ async def update_accounts(context: Context) -> None:
     if news:
         await context.execute("put_account_states", *columns(((c.did, c.active, c.status, c.time) for c in news), 4))
         await _touch_agents(context, [change.did for change in news])
-        await _confirm([change for change in news if change.confirm], states, context)
+    context.away = {did for did, row in states.items() if not row["active"]}
+    for change in news:
+        (context.away.discard if change.active else context.away.add)(change.did)
+    _note_returns([change for change in news if change.confirm], states, context)
     await _purge(context, {c.did: c.purge_rev for c in batch.accounts.values() if c.purge_rev})
 
 
-async def _confirm(news: list[AccountChange], states: dict[str, asyncpg.Record], context: Context) -> None:
-    """Have the account's own host asked about a state that hides it; what comes back is fetched anew."""
-    away = [change.did for change in news if not change.active]
-    if away:
-        await context.execute("put_checks", away, context.now)
+def _note_returns(news: list[AccountChange], states: dict[str, asyncpg.Record], context: Context) -> None:
+    """What comes back is fetched anew; of what goes away the account's own host is asked."""
+    context.doubted.update(change.did for change in news if not change.active)
     for change in news:
         if change.active and states[change.did]["hidden"] and (change.did, "") in context.before:
             context.wants.append(Want(change.did, WantReason.RETURNED))
+
+
+async def confirm(context: Context) -> None:
+    """Have the hosts of accounts asked that went away, or were away when they came to be tracked or were asked for.
+
+    Only of tracked repositories, those of this transaction included.
+    """
+    batch = context.batch
+    new = {one.did for one in batch.proposals} | {one.did for one in batch.undecided} | {w.did for w in batch.wants}
+    new -= {did for did, _ in context.before}
+    asked = {want.did for want in batch.wants if want.reason in ASKED}
+    doubted = context.doubted | (context.away & (new | asked))
+    if doubted:
+        await context.execute("put_checks", list(doubted), context.now)
 
 
 async def _touch_agents(context: Context, dids: list[str]) -> None:
@@ -67,6 +83,7 @@ async def forget(context: Context, did: str) -> None:
     """Purge an account whole, and let nothing of it in again."""
     await _purge(context, {did: LAST_TID})
     await context.execute("forget_account", did)
+    await context.execute("purge_probes", [did])
     await context.execute("untrack_all", did)
     context.forgotten.add(did)
     for repo in [repo for repo in context.after if repo[0] == did]:

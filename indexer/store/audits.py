@@ -82,6 +82,11 @@ class Audits:
             found.update((row["path"], (row["cid"], row["rev"])) for row in rows)
         return found
 
+    async def head(self, did: str) -> str:
+        """The last proven rev of a repository, '' if there is none."""
+        rows = await self._fetch("repo_head", did)
+        return str(rows[0]["rev"]) if rows else ""
+
     async def forget(self, did: str, now: datetime) -> None:
         """Take everything of an account away, and never let anything of it in again."""
 

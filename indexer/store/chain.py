@@ -12,6 +12,7 @@ from indexer.store.context import Context, columns
 EMPTY_TREE = "bafyreie5737gdxlw5i64vzichcalba3z2v5n6icifvx5xytvske7mr3hpm"  # the root of a repository without records
 DECIDABLE = frozenset({WantReason.UNKNOWN_KEY, WantReason.BAD_SIGNATURE, WantReason.GAP})  # pending may settle these
 CHAINABLE = DECIDABLE | {WantReason.SYNC, WantReason.TOO_BIG, WantReason.MISSING_BLOCK}  # or a chain up to the rev
+ASKED = frozenset({WantReason.BACKFILL, WantReason.CHECK, WantReason.RETURNED})  # due at once, whatever failed before
 
 REPO_FRAMES, REPO_BYTES = 500, 16 << 20  # pending, per repository
 TOTAL_FRAMES, TOTAL_BYTES = 50_000, 512 << 20  # pending, in all
@@ -24,6 +25,9 @@ class Head(NamedTuple):
     data: str | None
 
 
+NOTHING = Head("", None)
+
+
 async def decide(context: Context) -> None:
     """Admit the changes of the proposals that continue what is held; the others wait. Needs the account locks."""
     batch = context.batch
@@ -31,20 +35,26 @@ async def decide(context: Context) -> None:
     context.snapshot_revs = {did: row["snapshot_rev"] for did, row in states.items()}
     proposals: defaultdict[str, list[Proposal]] = defaultdict(list)
     for proposal in batch.proposals:
-        if proposal.did not in context.forgotten:
+        if proposal.did in context.forgotten:
+            context.applied.dropped[Reason.FORGOTTEN] += 1
+        else:
             proposals[proposal.did].append(proposal)
+    known = {did: Head(row["rev"], row["data_cid"]) for did, row in states.items()}
     moved: dict[str, Head] = {}
     for did, group in proposals.items():
-        held = Head(states[did]["rev"], states[did]["data_cid"]) if did in states else Head("", None)
-        context.held[did] = held
+        held = context.held[did] = known.get(did, NOTHING)
         moved[did] = follow(context, held, sorted(group, key=lambda one: one.rev))
     heads = [(did, head.rev, head.data) for did, head in moved.items() if head != context.held[did]]
     if heads:
         await context.execute("put_heads", *columns(heads, 3))
+    context.applied.heads.update((did, rev) for did, rev, _ in heads)
+    for did, (rev, data) in batch.confirmed.items():
+        held = moved.get(did, known.get(did, NOTHING))
+        if rev >= held.rev and (rev, data) != held:
+            context.wants.append(Want(did, WantReason.SYNC, rev))
     if batch.confirmed:
         confirmed = ((did, rev, data) for did, (rev, data) in batch.confirmed.items())
         await context.execute("meet_fetch_wants", *columns(confirmed, 3))
-    context.applied.heads.update((did, rev) for did, rev, _ in heads)
 
 
 def follow(context: Context, held: Head, proposals: list[Proposal]) -> Head:
@@ -72,6 +82,8 @@ def follow(context: Context, held: Head, proposals: list[Proposal]) -> Head:
 async def hold(context: Context) -> None:
     """Keep what has to wait, as far as there is room, and record what is wanted."""
     waiting = [one for one in (*context.batch.undecided, *context.waiting) if one.did not in context.forgotten]
+    forgotten = (Reason.FORGOTTEN for one in context.batch.undecided if one.did in context.forgotten)
+    context.applied.dropped.update(forgotten)
     kept = await _with_room(context, waiting) if waiting else []
     if kept:
         rows = ((u.did, u.rev, digest_of(u.frame), u.source, u.reason.value, u.frame) for u in kept)
@@ -112,6 +124,8 @@ async def _want(context: Context, wants: list[Want]) -> None:
     for want in wants:
         if not want.did:
             await context.execute("want_every_repo", want.reason.value, context.now)
+            await context.execute("check_hidden", context.now)
+            await context.execute("restart_discoveries")
     merged: dict[tuple[str, WantReason], Want] = {}
     for want in wants:
         if want.did:
@@ -126,4 +140,4 @@ async def _want(context: Context, wants: list[Want]) -> None:
         rounds[want.did] += 1
     for group in grouped.values():
         rows = [(w.did, "decide" if w.reason in DECIDABLE else "fetch", w.rev, w.reason.value) for w in group]
-        await context.execute("put_wants", *columns(rows, 4), context.now)
+        await context.execute("put_wants", *columns(rows, 4), context.now, [reason.value for reason in ASKED])

@@ -38,6 +38,7 @@ class Claim:
     behind: int
     status: str
     hidden: bool
+    status_time: datetime
     purged_rev: str
     signing_key: str | None
 

@@ -74,6 +74,8 @@ class Context:
     locked: set[str] = field(default_factory=set)
     purged_revs: dict[str, str] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
+    away: set[str] = field(default_factory=set)  # accounts that aren't active
+    doubted: set[str] = field(default_factory=set)  # accounts whose own host is asked whether they are away
     tombstones: dict[Key, Order] = field(default_factory=dict)
     kept: dict[Key, asyncpg.Record] = field(default_factory=dict)  # rows as they were
     before: dict[tuple[str, str], Share] = field(default_factory=dict)  # by repository

@@ -309,6 +309,11 @@ on conflict (did, space) do update set
         when kept.want is null then greatest(kept.next_attempt_at, excluded.next_attempt_at)
         else kept.next_attempt_at end;
 
+-- name: check_hidden
+-- Accounts that were away when we stopped hearing of them may be back.
+update letta_store.account a set check_at = $1, checks = 0
+where a.hidden and not a.forgotten and exists (select from letta_store.repo r where r.did = a.did);
+
 -- name: want_every_repo
 update letta_store.repo as kept
 set want = 'fetch', want_no = want_no + 1,
@@ -382,7 +387,7 @@ from letta_store.account a
 where r.did = $1 and r.space = '' and r.want is not null and coalesce(r.lease_until, $3) <= $3
     and coalesce(r.next_attempt_at, $3) <= $3 and a.did = r.did
 returning r.did, r.claim_id, r.rev, r.want, r.want_no, r.want_reasons, r.wanted_rev, r.attempts, r.behind, a.status,
-    a.hidden, a.purged_rev, a.signing_key;
+    a.hidden, a.status_time, a.purged_rev, a.signing_key;
 
 -- name: renew_claim
 -- The claim as it stands now, before what is begun for it: all that was wanted until here is met by that.
@@ -391,7 +396,7 @@ set lease_until = $3
 from letta_store.account a
 where r.did = $1 and r.space = '' and r.claim_id = $2 and r.want is not null and a.did = r.did
 returning r.did, r.claim_id, r.rev, r.want, r.want_no, r.want_reasons, r.wanted_rev, r.attempts, r.behind, a.status,
-    a.hidden, a.purged_rev, a.signing_key;
+    a.hidden, a.status_time, a.purged_rev, a.signing_key;
 
 -- name: extend_leases
 update letta_store.repo r
@@ -527,6 +532,10 @@ delete from letta_store.probe where did = any($1::text[]);
 -- What was set aside may hold an account's content.
 delete from letta_store.dead_letter where did = any($1::text[]);
 
+-- name: empty_letters
+-- A record was deleted: the frames of its account that were set aside may hold its content.
+update letta_store.dead_letter set frame = null where did = any($1::text[]) and length(frame) > 0;
+
 -- name: rows_after
 -- A page of rows in key order, for the audit.
 select did, space, collection, rkey, uri, cid, rev, value::text as value, block, proof is not null as proven
@@ -547,6 +556,9 @@ order by p.uri;
 select r.did, r.rev, r.want, a.pds from letta_store.repo r join letta_store.account a on a.did = r.did
 where r.space = '' and not a.hidden order by r.did;
 
+-- name: repo_head
+select rev from letta_store.repo where did = $1 and space = '';
+
 -- name: repo_cids
 select collection || '/' || rkey as path, cid, rev from letta_store.{table} where did = $1 and space = '';
 
@@ -564,6 +576,10 @@ select count(*) as open,
 from letta_store.repo r join letta_store.account a on a.did = r.did
 where r.want is not null and (not a.hidden or (r.want = 'decide' and r.attempts < $1))
     and ($3::text[] is null or r.did = any($3::text[]));
+
+-- name: kept_records
+select coalesce(sum(records), 0)::bigint as records from letta_store.repo
+where space = '' and ($1::text[] is null or did = any($1::text[]));
 
 -- name: prune_accounts
 -- States of accounts that hold nothing here, told long ago: only kept against events out of order.
@@ -586,6 +602,14 @@ update letta_store.discovery set page = $3::text, done = $3::text is null where 
 
 -- name: restart_discovery
 update letta_store.discovery set page = null, done = false where source = $1;
+
+-- name: restart_ended_discovery
+-- What was broken off goes on; what was gone through to the end begins anew.
+update letta_store.discovery set page = null, done = false
+where source = $1 and not exists (select from letta_store.discovery d where d.source = $1 and not d.done);
+
+-- name: restart_discoveries
+update letta_store.discovery set page = null, done = false;
 
 -- name: source_filter
 select filter from letta_store.cursor where source = $1;

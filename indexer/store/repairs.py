@@ -12,9 +12,10 @@ from uuid import uuid4
 import asyncpg
 
 from indexer.batch import Batch
-from indexer.model import AccountChange, Proposal, Want, WantReason
+from indexer.model import AccountChange, Want, WantReason
 from indexer.store.claims import (
     Claim,
+    ClaimLostError,
     Snapshot,
     Waiting,
     conclude,
@@ -24,14 +25,14 @@ from indexer.store.claims import (
     waiting_of,
 )
 from indexer.store.connection import fetch, translated
-from indexer.store.context import Applied, Context
+from indexer.store.context import Applied, Context, columns
 from indexer.store.statements import statement
 from indexer.store.writer import Step, transact
 
 if TYPE_CHECKING:
     from indexer.store import Store
 
-LEASE = timedelta(minutes=10)
+LEASE = timedelta(minutes=1)  # that a claim stands unless it is extended: what a crash costs the repository
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +62,35 @@ class Repairs:
         """Take on up to ``limit`` wants that are due. Claimed one by one: no two workers get the same."""
         candidates = [row["did"] for row in await self._fetch("due_wants", now, limit * 4)]
         random.shuffle(candidates)
-        claims = []
-        for did in candidates[:limit]:
-            for row in await self._fetch("claim_want", did, uuid4(), now, now + LEASE):
-                claims.append(_claim(row))
+        claims: list[Claim] = []
+        for did in candidates:
+            if len(claims) < limit:
+                claims += map(_claim, await self._fetch("claim_want", did, uuid4(), now, now + LEASE))
         return claims
+
+    async def renew(self, claim: Claim, now: datetime) -> Claim:
+        """The claim as of now: what is begun next meets all that was wanted until here. Raises ClaimLostError."""
+        for row in await self._fetch("renew_claim", claim.did, claim.id, now + LEASE):
+            return _claim(row)
+        raise ClaimLostError
+
+    async def extend(self, claims: Sequence[Claim], now: datetime) -> None:
+        """Keep claims for another lease."""
+        await self._fetch("extend_leases", *columns(((claim.did, claim.id) for claim in claims), 2), now + LEASE)
+
+    async def end(self, claim: Claim, now: datetime) -> None:
+        """Give a claim back that was met; what was wanted since then is due."""
+        await self._fetch("end_claim", claim.did, claim.id, now)
 
     async def pending(self, did: str) -> list[Waiting]:
         """The commits of a repository that wait for a decision, by rev."""
         return [waiting_of(row) for row in await self._fetch("pending_of", did)]
 
-    async def settle(
-        self, claim: Claim, proposals: Sequence[Proposal], dropped: list[Waiting], now: datetime
-    ) -> tuple[Applied, bool]:
-        """Write what pending commits prove; whether the want is met by that. Raises ClaimLostError."""
-        batch = Batch(proposals=list(proposals), accounts={}, wants=[])
+    async def settle(self, claim: Claim, batch: Batch, dropped: list[Waiting], now: datetime) -> tuple[Applied, bool]:
+        """Write what pending commits prove, and forget those that are ``dropped``; whether the want is met by that.
+
+        Raises ClaimLostError.
+        """
 
         async def before(context: Context) -> None:
             await hold_claim(context, claim)
@@ -158,6 +173,10 @@ class Repairs:
         """Record wants."""
         await self._store.apply(Batch(wants=wants), now)
 
+    async def restart_discovery(self, source: str) -> None:
+        """Let a source's host be asked anew, unless it has yet to be asked to the end."""
+        await self._fetch("restart_ended_discovery", source)
+
     async def open_discoveries(self, source: str, collections: Sequence[str]) -> list[str]:
         """The collections that a source's host has not been asked for to the end."""
         await self._fetch("start_discovery", source, list(collections))
@@ -199,10 +218,19 @@ class Repairs:
         (total,) = await self._fetch("pending_total")
         return reasons, total["frames"]
 
-    async def open_wants(self, tries: int, now: datetime) -> tuple[int, int]:
-        """How many wants are open, and how many of those were tried ``tries`` times in vain."""
-        (row,) = await self._fetch("open_wants", tries, now)
+    async def open_wants(self, tries: int, now: datetime, dids: Sequence[str] | None = None) -> tuple[int, int]:
+        """How many wants are open (of ``dids``; None: of all), and how many were tried ``tries`` times in vain."""
+        (row,) = await self._fetch("open_wants", tries, now, None if dids is None else list(dids))
         return row["open"], row["failed"]
+
+    async def records(self, dids: Sequence[str] | None = None) -> int:
+        """How many records are kept (of ``dids``; None: of all)."""
+        (row,) = await self._fetch("kept_records", None if dids is None else list(dids))
+        return int(row["records"])
+
+    async def retry(self) -> None:
+        """Have every want tried anew, whatever earlier tries came to."""
+        await self._fetch("retry_wants")
 
 
 def _claim(row: asyncpg.Record) -> Claim:
@@ -217,6 +245,8 @@ def _claim(row: asyncpg.Record) -> Claim:
         attempts=row["attempts"],
         behind=row["behind"],
         status=row["status"],
-        pds=row["pds"],
+        hidden=row["hidden"],
+        status_time=row["status_time"],
+        purged_rev=row["purged_rev"],
         signing_key=row["signing_key"],
     )

@@ -14,7 +14,7 @@ from typing import TypeVar
 import asyncpg
 
 from indexer.batch import Batch
-from indexer.store.accounts import lock, update_accounts
+from indexer.store.accounts import confirm, lock, update_accounts
 from indexer.store.chain import decide, hold
 from indexer.store.connection import Connection
 from indexer.store.context import Applied, Context, Limits, Pair, columns
@@ -75,6 +75,7 @@ async def _index(context: Context, more: set[str], before: Step[None] | None) ->
     await remember(context, await put(context))
     await write_counts(context)
     await hold(context)
+    await confirm(context)
     await refresh(context)
 
 
@@ -107,6 +108,9 @@ async def _finish(context: Context) -> None:
     if batch.dead_letters:
         letters = ((m.source, m.position, m.did, m.reason.value, m.detail, m.frame, m.size) for m in batch.dead_letters)
         await context.execute("put_dead_letters", *columns(letters, 7))
+        await context.execute("purge_letters", [change.did for change in batch.accounts.values() if change.purge_rev])
+    if batch.deletes:
+        await context.execute("empty_letters", list({key.did for key in batch.deletes}))
     if batch.positions:
         rows = ((source, p.seq, p.event_time) for source, p in batch.positions.items())
         await context.execute("put_cursors", *columns(rows, 3), context.now)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.simulator.freshness import AGENT, PROMPT, Judgement, instant, is_reference, judge
+from indexer.simulator.freshness import AGENT, PROMPT, Judgement, canonical_reference, instant, judge
 
 OWN, OTHER = "did:plc:aaaa", "did:web:other.example"
 HERE, THERE = f"at://{OWN}/{AGENT}/a", f"at://{OTHER}/{AGENT}/a"
@@ -107,6 +107,15 @@ def test_a_record_of_another_collection_is_no_agent() -> None:
     assert judge({uri: prompt(agent=message), message: {"system": "new"}})[uri].freshness == "unverified"
 
 
+@pytest.mark.parametrize("spelling", ["at://{}/space/com.example.space/self", "at:space/{}/com.example.space/self"])
+def test_an_agent_in_a_space_is_no_evidence_but_makes_siblings(spelling: str) -> None:
+    """A public prompt knows nothing of a space's records, yet prompts that name the same agent are compared."""
+    mine = prompt(agent=f"{spelling.format(OTHER)}/{OWN}/{AGENT}/a")
+    other = prompt(agent=f"at://{OTHER}/space/com.example.space/self/{OWN}/{AGENT}/a", revision="r2", at=NOON)
+    assert verdict(mine, here={"system": "new"}) == UNVERIFIED
+    assert verdict(mine, n=other) == STALE_MEMORY
+
+
 @pytest.mark.parametrize(
     ("sibling", "outcome"),
     [
@@ -176,10 +185,12 @@ def test_an_instant_is_read_strictly(written: str, moment: datetime) -> None:
     assert instant(written) == (moment - datetime(1, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
-def test_offsets_at_the_ends_of_time_are_no_overflow() -> None:
-    """The years as written are bounded; the instants may lie a day beyond."""
-    assert (instant("0001-01-01T00:00:00+00:01") or 0) == -60_000_000
-    assert (instant("9999-12-31T23:59:59-00:01") or 0) > (instant("9999-12-31T23:59:59Z") or 0)
+def test_offsets_may_not_lead_out_of_time() -> None:
+    """The years 1 to 9999 bound the instant itself too: nothing that reads it could hold another."""
+    assert instant("0001-01-01T00:00:00+00:01") is None
+    assert instant("9999-12-31T23:59:59-00:01") is None
+    assert instant("0001-01-01T00:01:00+00:01") == 0
+    assert instant("9999-12-31T23:58:59-00:01") == instant("9999-12-31T23:59:59Z")
 
 
 @pytest.mark.parametrize(
@@ -235,4 +246,4 @@ def test_any_json_whatsoever_has_a_judgement(records: dict[str, Any], hidden: se
         assert (judgement.freshness == "stale") == bool(judgement.stale_reasons)
         assert list(judgement.stale_reasons) == sorted(set(judgement.stale_reasons))
         assert judgement.freshness != "fresh" or judgement.agent_known
-        assert judgement.agent is None or is_reference(judgement.agent)
+        assert judgement.agent is None or canonical_reference(judgement.agent) == judgement.agent

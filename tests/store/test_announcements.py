@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -17,11 +16,11 @@ HERE = uri(PROMPT, key(1))
 
 
 @pytest.fixture
-async def news(sql: Sql) -> AsyncIterator[asyncio.Queue[str]]:
+async def news(sql: Sql) -> asyncio.Queue[str]:
     """The payloads that a listener on ``letta`` receives, in order."""
     received: asyncio.Queue[str] = asyncio.Queue()
     await sql.add_listener("letta", lambda *heard: received.put_nowait(str(heard[-1])))
-    yield received
+    return received
 
 
 async def told(sql: Sql, news: asyncio.Queue[str]) -> list[dict[str, Any]]:
@@ -35,7 +34,7 @@ async def told(sql: Sql, news: asyncio.Queue[str]) -> list[dict[str, Any]]:
 
 
 async def test_life_of_a_prompt(database: str, sql: Sql, news: asyncio.Queue[str]) -> None:
-    """A prompt is recompiled, goes stale, is fresh again and is deleted: each is told once, with what it takes to act."""
+    """A prompt goes stale, is recompiled, fresh again, deleted: each is told once, with what it takes to act."""
     async with indexing(database) as index:
         await index.take([commit(put(AGENT, key(1), agent()), put(PROMPT, key(1), prompt()), rev=rev(1))])
         assert await told(sql, news) == []

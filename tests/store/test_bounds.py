@@ -62,6 +62,16 @@ async def test_deleted_record_leaves_no_dead_letter_with_its_content(database: s
     assert [row["did"] for row in kept] == [STRANGER]
 
 
+async def test_letter_of_the_batch_that_takes_it_back(database: str, sql: Sql) -> None:
+    """A frame set aside and what takes its content back may come in one batch."""
+    bad = commit(put(AGENT, key(1), b"\xff"), rev=rev(1))
+    async with indexing(database) as index:
+        await index.take([bad, commit(delete(AGENT, key(1)), rev=rev(2))])
+        assert await sql.fetchval("select count(*) from letta_store.dead_letter where length(frame) > 0") == 0
+        await index.take([bad, account(active=False, status="deleted", time="2024-02-01T00:00:00Z")])
+        assert await sql.fetchval("select count(*) from letta.dead_letter") == 0
+
+
 async def test_only(database: str, sql: Sql) -> None:
     """With --only, nothing of anybody else is taken: no record, no account, no dead letter; it is counted."""
     async with indexing(database, only=[DID]) as index:

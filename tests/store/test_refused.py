@@ -34,7 +34,7 @@ def refused(rkey: str, why: str = "U+0000", collection: str = OTHER, did: str = 
 
 @pytest.mark.parametrize("why", REFUSED)
 async def test_one_refused_row(database: str, sql: Sql, why: str) -> None:
-    """The one row goes to dead_letter with its key and without its content; its neighbours and the position are written."""
+    """The one row goes to dead_letter with its key and without its content; all else of the batch is written."""
     batch = batch_of(*(change(rkey=f"k{n:02}") for n in range(20)), refused("k07x", why))
     batch.positions["file:x"] = Position(7, NOW)
     batch.add_account(AccountChange(STRANGER, NOW, active=False, status="deactivated"))
@@ -93,7 +93,7 @@ async def test_batch_comes_again(database: str, sql: Sql) -> None:
 
 
 async def test_refusal_that_no_row_explains(database: str, sql: Sql) -> None:
-    """If the database refuses what holds no record, our own state is broken: that is said loudly, nothing is written."""
+    """If the database refuses what holds no record, our own state is broken: nothing is written, it is said loudly."""
     letter = DeadLetter("file:x", None, None, Reason.MALFORMED_FRAME, "\0", b"", 0)
     async with opened(database) as store:
         with pytest.raises(SchemaError):

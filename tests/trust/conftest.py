@@ -1,0 +1,33 @@
+"""What the tests of proofs and repair share: a store, and the repair worker's view of it, twice."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from indexer.store import Store
+from indexer.store.repairs import Repairs
+from tests.trust.steps import connected
+
+
+@pytest.fixture
+async def store(database: str) -> AsyncIterator[Store]:
+    """A store over the test's database."""
+    store = connected(database)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def repairs(store: Store) -> Repairs:
+    """The repair worker's view of the same store."""
+    return Repairs(store)
+
+
+@pytest.fixture
+async def others(database: str) -> AsyncIterator[Repairs]:
+    """Another repair worker, with a connection of its own."""
+    store = connected(database)
+    yield Repairs(store)
+    await store.close()
