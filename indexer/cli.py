@@ -7,25 +7,21 @@ or schema.
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import Coroutine
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 import typer
 import uvloop
 
-from indexer import __version__, cli_repos, logs
+from indexer import __version__, cli_database, cli_repos, logs
 from indexer.backfill import backfill_repos
 from indexer.config import Settings, load_settings
 from indexer.daemon import Daemon, open_source, opened_store
 from indexer.demo import Demo, questions_to, simulated_network
-from indexer.embedded import EmbeddedPostgres, binaries
+from indexer.embedded import EmbeddedPostgres
 from indexer.errors import DatabaseError, EmbeddedError, IndexerError, SettingsError
 from indexer.flags import with_settings
 from indexer.sources.file import CaptureFile
@@ -258,12 +254,7 @@ def forget(settings: Settings, did: Annotated[str, typer.Argument(metavar="DID")
 def initialize(settings: Settings) -> None:
     """Create the schema, also beside other tables. Does nothing where it is there."""
     _configure(settings)
-    say("schema created" if run_async(_initialize(settings)) else "the schema is there already")
-
-
-async def _initialize(settings: Settings) -> bool:
-    async with opened_store(settings) as store:
-        return await store.initialize()
+    say("schema created" if run_async(cli_database.initialize(settings)) else "the schema is there already")
 
 
 @database.command()
@@ -271,12 +262,7 @@ async def _initialize(settings: Settings) -> bool:
 def url(settings: Settings) -> None:
     """Print the database's URL (it may hold a password). That of an embedded one works while `run` does."""
     _configure(settings)
-    say(run_async(_url(settings)))
-
-
-async def _url(settings: Settings) -> str:
-    async with _running_database(settings) as dsn:
-        return dsn
+    say(run_async(cli_database.url_of(settings)))
 
 
 @database.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -286,44 +272,7 @@ def psql(
 ) -> None:
     """Open psql on the database; arguments after -- are psql's own."""
     _configure(settings)
-    raise typer.Exit(run_async(_psql(settings, arguments or [])))
-
-
-async def _psql(settings: Settings, arguments: list[str]) -> int:
-    """Run psql to its end. The URL goes in by the environment, where other users don't see it."""
-    program = shutil.which("psql") or str(binaries() / "psql")
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)  # ctrl-C is for psql alone
-    async with _running_database(settings) as dsn:
-        variables = {**os.environ, **connection_variables(dsn)}
-        process = await asyncio.create_subprocess_exec(program, *arguments, env=variables)
-        return await process.wait()
-
-
-@asynccontextmanager
-async def _running_database(settings: Settings) -> AsyncIterator[str]:
-    """The URL of the database, embedded or not; the embedded server runs at least as long as the block."""
-    if settings.database_url is not None:
-        yield settings.database_url.get_secret_value()
-        return
-    embedded = EmbeddedPostgres(settings.data_dir)
-    try:
-        yield await embedded.start()
-    finally:
-        await embedded.stop()
-
-
-def connection_variables(dsn: str) -> dict[str, str]:
-    """What libpq reads from the environment in place of a connection URL."""
-    parts = urlsplit(dsn)
-    found = {
-        "host": parts.hostname,
-        "port": str(parts.port) if parts.port else None,
-        "user": unquote(parts.username or ""),
-        "password": unquote(parts.password or ""),
-        "database": unquote(parts.path.lstrip("/")),
-        **dict(parse_qsl(parts.query)),
-    }
-    return {f"PG{name.upper()}": value for name, value in found.items() if value}
+    raise typer.Exit(run_async(cli_database.psql(settings, arguments or [])))
 
 
 def _configure(settings: Settings) -> None:

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = {
     "indexer.__main__": 6,
     "indexer.cli": 6,
+    "indexer.cli_database": 6,
     "indexer.cli_repos": 6,
     "indexer.demo": 6,
     "indexer.flags": 6,
@@ -70,6 +71,7 @@ OWNERS = {
     "indexer.config": {
         "indexer.backfill",
         "indexer.cli",
+        "indexer.cli_database",
         "indexer.cli_repos",
         "indexer.daemon",
         "indexer.flags",
@@ -77,7 +79,13 @@ OWNERS = {
     },
 }
 # Parts of layer 3 know nothing of one another, but for these.
-ALLIED = {("indexer.store", "indexer.embedded")}
+ALLIED = {
+    ("indexer.store", "indexer.embedded"),
+    ("indexer.identity", "indexer.outbound"),
+    ("indexer.pds", "indexer.outbound"),
+    ("indexer.spaces", "indexer.identity"),
+    ("indexer.spaces", "indexer.outbound"),
+}
 
 IMPURE_IMPORTS = {
     "aiohttp",
@@ -102,7 +110,7 @@ MAY_START_TASKS = {
     SIMULATOR: "stands beside the daemon and has a life of its own",
 }
 TAKES_SIGNALS = {"add_signal_handler", "signal.signal", "sigwait", "set_wakeup_fd"}
-MAY_TAKE_SIGNALS = {"indexer.daemon"}
+MAY_TAKE_SIGNALS = {"indexer.daemon", "indexer.cli_database"}  # the latter leaves ctrl-C to psql
 
 
 @dataclass(frozen=True, slots=True)

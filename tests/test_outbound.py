@@ -9,7 +9,12 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from email.utils import formatdate
 from pathlib import Path
+from typing import cast
 
+import dns.asyncresolver
+import dns.message
+import dns.rdatatype
+import dns.rrset
 import pytest
 from aiohttp import web
 
@@ -526,6 +531,15 @@ async def test_host_gets_two_requests_at_a_time() -> None:
     await client.aclose()
 
 
+async def test_pause_comes_before_the_queue() -> None:
+    """At a host that is left alone nobody waits for a turn."""
+    pacing = Pacing(per_host=1, patience=0.01, monotonic=lambda: 0.0, clock=lambda: NOW)
+    async with pacing.turn("a.example", ""):
+        pacing.learn("a.example", 429, {})
+        with pytest.raises(FetchFailed, match="left alone for 30 s"):
+            await pacing.turn("a.example", "").__aenter__()
+
+
 async def test_pause_holds_for_those_who_wait_already() -> None:
     """Who waits for a turn when the host asks for a pause is sent away, and so is who comes then, without waiting."""
     entered: asyncio.Queue[None] = asyncio.Queue()
@@ -584,3 +598,48 @@ async def test_names_that_nobody_knows_are_failures_only() -> None:
         await client._names.resolve("a" * 64 + ".example")
     async with aclosing(client):  # and closing what was never used is fine
         assert client._sessions == {}
+
+
+ZONE = {
+    ("both.example.", "A"): ["192.0.2.1", "192.0.2.2"],
+    ("both.example.", "AAAA"): ["2001:db8::1"],
+    ("new.example.", "AAAA"): ["2001:db8::2"],
+    ("texts.example.", "TXT"): [f'"did=" "{"x" * 250}" "y"', '"a \\"quoted\\" word"'],
+}
+
+
+class NameServer(asyncio.DatagramProtocol):
+    """Answers with what is in the zone, or that there is nothing."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.DatagramTransport", transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        query = dns.message.from_wire(data)
+        response = dns.message.make_response(query)
+        question = query.question[0]
+        kind = dns.rdatatype.to_text(question.rdtype)
+        if entries := ZONE.get((question.name.to_text(), kind)):
+            response.answer.append(dns.rrset.from_text_list(question.name, 60, "IN", kind, entries))
+        self.transport.sendto(response.to_wire(), addr)
+
+
+async def test_names_are_asked_of_a_name_server() -> None:
+    """Addresses of both families, IPv4 first, with the port they go with; texts joined from their parts."""
+    transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(NameServer, ("127.0.0.1", 0))
+    client = Outbound()
+    resolver = client._names._resolver = dns.asyncresolver.Resolver(configure=False)
+    resolver.nameservers = ["127.0.0.1"]
+    resolver.port = transport.get_extra_info("sockname")[1]
+    found = await client._names.resolve("both.example", 8443)
+    assert [(entry["host"], entry["port"]) for entry in found] == [
+        ("192.0.2.1", 8443),
+        ("192.0.2.2", 8443),
+        ("2001:db8::1", 8443),
+    ]
+    assert [entry["host"] for entry in await client._names.resolve("new.example.")] == ["2001:db8::2"]
+    assert await client.texts("texts.example") == ["did=" + "x" * 250 + "y", 'a "quoted" word']
+    assert await client.texts("both.example") == []
+    assert (await refusal(client, "https://both.example/")).permanent  # documentation addresses are not public
+    transport.close()
+    await client.aclose()

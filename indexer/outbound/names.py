@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import Final
+from typing import Any, Final
 
 import dns.asyncresolver
 import dns.exception
@@ -34,7 +34,7 @@ class Names(AbstractResolver):
             ResolveResult(hostname=host, host=address, port=port, family=kind, proto=0, flags=socket.AI_NUMERICHOST)
             for kind, record in ((socket.AF_INET, "A"), (socket.AF_INET6, "AAAA"))
             if family in (socket.AF_UNSPEC, kind)
-            for address in await self._ask(host, record)
+            for address in [entry.to_text() for entry in await self._ask(host, record)]
         ]
         if not found:
             raise OSError(None, "its name has no address")
@@ -42,18 +42,18 @@ class Names(AbstractResolver):
 
     async def texts(self, name: str) -> list[str]:
         """The TXT records of ``name``, the parts of each joined; [] if there are none or nobody answers."""
-        return [text.replace('" "', "").strip('"') for text in await self._ask(name, "TXT")]
+        return [b"".join(entry.strings).decode(errors="replace") for entry in await self._ask(name, "TXT")]
 
     async def close(self) -> None:
         """Nothing is held open between questions."""
 
-    async def _ask(self, name: str, record: str) -> list[str]:
+    async def _ask(self, name: str, record: str) -> list[Any]:
         try:
             resolver = self._resolver = self._resolver or _configured()
             answer = await resolver.resolve(name.rstrip(".") + ".", record, lifetime=_LIFETIME, search=False)
         except (dns.exception.DNSException, OSError, ValueError):
             return []
-        return [entry.to_text() for entry in answer]
+        return list(answer)
 
 
 def _configured() -> dns.asyncresolver.Resolver:
