@@ -132,8 +132,8 @@ class Accounts:
         return True
 
     async def _purge(self, check: Check) -> None:
-        rev = tid_of(max(0, micros(check.status_time)), 1023)
-        change = AccountChange(check.did, check.status_time, False, "deleted", purge_rev=rev)
+        rev = tid_of(max(0, micros(check.status_time)), 1023)  # of its host's clock, which its revs may be ahead of
+        change = AccountChange(check.did, check.status_time, False, "deleted", purge_rev=max(rev, check.rev))
         self._pipeline.learn(await self._repairs.change_account(change, self._pipeline.clock()))
         await self._repairs.end_check(check.did, self._pipeline.clock())
 

@@ -19,7 +19,7 @@ import uvloop
 from indexer import __version__, cli_database, cli_repos, logs
 from indexer.backfill import backfill_repos
 from indexer.config import Settings, load_settings
-from indexer.daemon import Daemon, open_source, opened_store
+from indexer.daemon import Daemon, open_source, opened_store, run_daemon
 from indexer.demo import Demo, questions_to, simulated_network
 from indexer.embedded import EmbeddedPostgres
 from indexer.errors import DatabaseError, EmbeddedError, IndexerError, SettingsError
@@ -96,16 +96,9 @@ def _root(
 def run(settings: Settings) -> None:
     """Follow the sources and keep the index. Without --database-url on an embedded PostgreSQL."""
     _configure(settings)
-    failed = run_async(_run(settings))
+    failed = run_async(run_daemon(settings, announce=say))
     if settings.once and failed:
         raise typer.Exit(FOUND)
-
-
-async def _run(settings: Settings) -> list[str]:
-    async with opened_store(settings) as store:
-        daemon = Daemon(settings, store, announce=say)
-        await daemon.run()
-        return daemon.failed
 
 
 @app.command()

@@ -125,9 +125,7 @@ class Daemon:
 
     async def run(self) -> None:
         """Run to the end. Raises SchemaError or SettingsError; what was read is committed before it returns."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.stop)
+        _on_signals(self.stop)
         http = HttpServer(self._settings.listen, self.metrics, readiness=self.readiness)
         await http.start()
         try:
@@ -324,3 +322,23 @@ def _first_cause(errors: ExceptionGroup) -> Exception:
     while foreign is None and isinstance(cause, ExceptionGroup):
         cause = cause.exceptions[0]
     return cause
+
+
+async def run_daemon(settings: Settings, *, announce: Callable[[str], None]) -> list[str]:
+    """One whole run on the database of these settings; returns what failed under ``once``.
+
+    A signal that comes while the database is being started ends the run once that stands: no server is left behind.
+    Raises what :func:`opened_store` and :meth:`Daemon.run` raise.
+    """
+    stop = asyncio.Event()
+    _on_signals(stop.set)
+    async with opened_store(settings) as store:
+        daemon = Daemon(settings, store, announce=announce)
+        if not stop.is_set():
+            await daemon.run()
+        return daemon.failed
+
+
+def _on_signals(stop: Callable[[], None]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)

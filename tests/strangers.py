@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import io
 import ipaddress
 import socket
 import ssl
@@ -12,12 +13,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+from indexer.outbound import FetchFailed, Outbound
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Script = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -140,3 +144,29 @@ def tls_pair(folder: Path, *names: str) -> tuple[ssl.SSLContext, ssl.SSLContext]
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(folder / "server.pem")
     return server, ssl.create_default_context(cadata=pem.decode())
+
+
+async def refusal(client: Outbound, url: str, **options: object) -> FetchFailed:
+    """How a request fails."""
+    with pytest.raises(FetchFailed) as caught:
+        await client.fetch(url, **options)  # type: ignore[arg-type]
+    return caught.value
+
+
+async def refused_download(client: Outbound, url: str, **options: object) -> tuple[FetchFailed, bytes]:
+    """How a download fails, and what it had written by then."""
+    file = io.BytesIO()
+    with pytest.raises(FetchFailed) as caught:
+        await client.download(url, file, **{"max_bytes": 1 << 20, **options})  # type: ignore[arg-type]
+    return caught.value, file.getvalue()
+
+
+class Visits:
+    """A handler that notes each request and answers with a word."""
+
+    def __init__(self) -> None:
+        self.requests: list[web.BaseRequest] = []
+
+    async def __call__(self, request: web.BaseRequest) -> web.Response:
+        self.requests.append(request)
+        return web.Response(text='"seen"')

@@ -13,7 +13,7 @@ import pytest
 
 from indexer.embedded import binaries
 from indexer.simulator import Relay
-from tests.daemon_process import command, daemon
+from tests.daemon_process import command, daemon, eventually
 from tests.embedded.servers import alive, postmaster
 from tests.indexing import Sql, indexing, read_capture
 from tests.networks import holds, world
@@ -179,3 +179,17 @@ async def test_everything_works_on_the_embedded_server(data_dir: Path) -> None:
     assert not alive(server)
     assert (await command("db", "url", *there)).output.strip() == url
     assert (await command(*question)).output == f"{count}\n"
+
+
+async def test_stopped_while_the_embedded_server_starts(data_dir: Path) -> None:
+    """SIGTERM in the middle of the start ends it in good order: no server is left behind."""
+    claim = data_dir / "postgres/postmaster.pid"
+    async with daemon("--source", "ws://127.0.0.1:1", "--trust", "relay", "--data-dir", str(data_dir)) as process:
+
+        async def begun() -> bool:
+            return claim.exists() and "\n" in claim.read_text()
+
+        await eventually(begun)
+        server = postmaster(data_dir)
+        assert await process.stop() == 0
+    assert not alive(server)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import io
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from email.utils import formatdate
 from pathlib import Path
 from typing import cast
 
@@ -18,13 +15,16 @@ import dns.rrset
 import pytest
 from aiohttp import web
 
-from indexer.outbound import CAR, FetchFailed, Outbound, SpoolFailed
+from indexer.outbound import Outbound
 from indexer.outbound.addresses import is_public
-from indexer.outbound.pacing import DEFAULT_PAUSE, LONGEST_PAUSE, Pacing, pause_of
-from tests.strangers import Directory, Handler, never_ends, raw_site, says, says_then_hangs, site, tls_pair
-
-OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.ipld.car\r\n"
-NOW = 1_780_000_000.0
+from tests.strangers import (
+    Directory,
+    Handler,
+    Visits,
+    refusal,
+    site,
+    tls_pair,
+)
 
 
 @pytest.fixture
@@ -41,32 +41,6 @@ async def strict() -> AsyncIterator[Outbound]:
     client = Outbound()
     yield client
     await client.aclose()
-
-
-async def refusal(client: Outbound, url: str, **options: object) -> FetchFailed:
-    """How a request fails."""
-    with pytest.raises(FetchFailed) as caught:
-        await client.fetch(url, **options)  # type: ignore[arg-type]
-    return caught.value
-
-
-async def refused_download(client: Outbound, url: str, **options: object) -> tuple[FetchFailed, bytes]:
-    """How a download fails, and what it had written by then."""
-    file = io.BytesIO()
-    with pytest.raises(FetchFailed) as caught:
-        await client.download(url, file, **{"max_bytes": 1 << 20, **options})  # type: ignore[arg-type]
-    return caught.value, file.getvalue()
-
-
-class Visits:
-    """A handler that notes each request and answers with a word."""
-
-    def __init__(self) -> None:
-        self.requests: list[web.BaseRequest] = []
-
-    async def __call__(self, request: web.BaseRequest) -> web.Response:
-        self.requests.append(request)
-        return web.Response(text='"seen"')
 
 
 # Where to.
@@ -270,323 +244,7 @@ async def test_requests_say_who_we_are_and_nothing_else(monkeypatch: pytest.Monk
     assert not {"Cookie", "Authorization"} & set(sent)
 
 
-# What comes back.
-
-
-@pytest.mark.parametrize(
-    ("answer", "result"),
-    [
-        (web.Response(text='{"a": 1}', content_type="text/plain"), (200, {"a": 1})),
-        (web.Response(status=404, text="<html>"), (404, None)),
-        (web.Response(status=400, text='{"error": "E"}'), (400, {"error": "E"})),
-        (web.Response(status=501, text='{"error": "MethodNotImplemented"}'), (501, {"error": "MethodNotImplemented"})),
-    ],
-)
-async def test_answer_is_status_and_json(outbound: Outbound, answer: web.Response, result: object) -> None:
-    """A refusal is an answer; the media type plays no part."""
-
-    async def handler(_: web.BaseRequest) -> web.Response:
-        return answer
-
-    async with site(handler) as origin:
-        assert await outbound.get_json(origin) == result
-
-
-@pytest.mark.parametrize("body", [b"<html>", b"", b"\xff\xfe", b"[" * 200_000, b"1" * 9000, b'{"a":'])
-async def test_success_that_is_no_json_is_a_failure(outbound: Outbound, body: bytes) -> None:
-    """Whatever the bytes, the failure is the one that callers expect, and it doesn't quote them."""
-    async with raw_site(says(OK + b"Content-Length: %d\r\n\r\n" % len(body) + body)) as origin:
-        with pytest.raises(FetchFailed) as caught:
-            await outbound.get_json(origin, about="did:plc:abc")
-    assert str(caught.value) == f"{origin[7:]}: its answer is no JSON (for did:plc:abc)"
-
-
-HOSTILE = {
-    "announces too much": says_then_hangs(OK + b"Content-Length: 9999999999\r\n\r\n"),
-    "sends without end": never_ends(OK + b"\r\n", b"x" * 65536),
-    "chunks without end": never_ends(OK + b"Transfer-Encoding: chunked\r\n\r\n", b"8000\r\n" + b"x" * 32768 + b"\r\n"),
-    "headers without end": never_ends(b"HTTP/1.1 200 OK\r\n", b"X-Header: " + b"x" * 1000 + b"\r\n"),
-    "a header without end": never_ends(b"HTTP/1.1 200 OK\r\nX-Header: ", b"x" * 1000),
-    "says it is longer": says(OK + b"Content-Length: 100\r\n\r\nshort"),
-    "ends within a chunk": says(OK + b"Transfer-Encoding: chunked\r\n\r\n64\r\nshort"),
-    "ends between chunks": says(OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nshort\r\n"),
-    "a negative length": says(OK + b"Content-Length: -5\r\n\r\nshort"),
-    "two lengths": says(OK + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nshort"),
-    "a bad chunk": says(OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nshort\r\n"),
-    "gzip": says(OK + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(bytes(1 << 24))),
-    "an encoding nobody knows": says(OK + b"Content-Encoding: identity, br\r\n\r\nabc"),
-    "closes at once": says(b""),
-    "no HTTP": says(b"SSH-2.0-OpenSSH_9.6\r\n"),
-    "a server's error": says(b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n"),
-    "not modified": says(b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n\r\n"),
-}
-
-
-@pytest.mark.parametrize("kind", HOSTILE)
-async def test_hostile_answer_is_one_bounded_failure(outbound: Outbound, kind: str) -> None:
-    """Nothing a host sends does more than fail its own request, and no more than the limit reaches the disk."""
-    async with raw_site(HOSTILE[kind]) as origin:
-        assert str(await refusal(outbound, origin, max_bytes=1 << 20)).startswith(origin[7:])
-        error, written = await refused_download(outbound, origin, max_bytes=1 << 20)
-    assert origin[7:] in str(error)
-    assert len(written) <= 1 << 20
-
-
-@pytest.mark.parametrize("data", [b"", OK, OK + b"\r\nsome"], ids=["no answer", "half a head", "half a body"])
-async def test_silent_host_is_left(data: bytes) -> None:
-    """A host that falls silent, at whatever point, is given up after the idle time."""
-    client = Outbound(allow_private_hosts=True, idle_timeout=0.05)
-    async with raw_site(says_then_hangs(data)) as origin:
-        assert "no answer in time" in str(await refusal(client, origin, timeout=600))
-    await client.aclose()
-
-
-async def test_whole_answer_has_a_deadline(outbound: Outbound) -> None:
-    """A host that never falls silent for long is given up when the whole takes too long, redirects included."""
-    async with raw_site(never_ends(OK + b"\r\n", b"x")) as origin:
-        assert "no answer in time" in str(await refusal(outbound, origin, timeout=0.05, max_bytes=1 << 40))
-
-
-async def test_slow_download_is_cut_off() -> None:
-    """After the time of grace, an answer below the least average rate is given up."""
-    ticks = iter(range(0, 10**9, 10))  # every look at the clock finds it 10 s later
-    client = Outbound(allow_private_hosts=True, monotonic=lambda: next(ticks))
-    async with raw_site(never_ends(OK + b"\r\n", b"x")) as origin:
-        error, _ = await refused_download(client, origin, min_rate=1e9, grace=30)
-        assert "too slow" in str(error)
-    await client.aclose()
-
-
-async def test_download_comes_whole(outbound: Outbound) -> None:
-    """The file holds the body, and the answer is its size; the limit is inclusive."""
-    body = bytes(range(256)) * 20_000
-
-    async def handler(request: web.BaseRequest) -> web.Response:
-        assert request.headers["Accept"] == CAR
-        return web.Response(body=body, content_type=CAR)
-
-    file = io.BytesIO()
-    async with site(handler) as origin:
-        assert await outbound.download(origin, file, max_bytes=len(body)) == len(body)
-        assert "over" in str((await refused_download(outbound, origin, max_bytes=len(body) - 1))[0])
-    assert file.getvalue() == body
-
-
-async def test_page_for_people_is_no_archive(outbound: Outbound) -> None:
-    """A success of another media type than asked for is refused before it is written anywhere."""
-
-    async def handler(_: web.BaseRequest) -> web.Response:
-        return web.Response(text="<html>", content_type="text/html")
-
-    async with site(handler) as origin:
-        error, written = await refused_download(outbound, origin)
-    assert (error.status, written) == (200, b"")
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "code", "permanent"),
-    [
-        (400, '{"error": "RepoNotFound", "message": "secret"}', "RepoNotFound", True),
-        (400, '{"error": "no word, but <a page>"}', None, True),
-        (404, "x" * 100_000, None, True),
-        (403, '{"error": ["x"]}', None, True),
-        (408, "[]", None, False),
-        (204, "", None, False),
-    ],
-)
-async def test_refused_download_says_why(
-    outbound: Outbound, status: int, body: str, code: str | None, permanent: bool
-) -> None:
-    """Status and error name are handed on, other words of the host are not."""
-
-    async def handler(_: web.BaseRequest) -> web.Response:
-        return web.Response(status=status, text=body)
-
-    async with site(handler) as origin:
-        error, written = await refused_download(outbound, origin, about="did:plc:abc")
-    assert (error.status, error.code, error.permanent, written) == (status, code, permanent, b"")
-    assert str(error) == f"{origin[7:]}: answers {status}{f' {code}' if code else ''} (for did:plc:abc)"
-
-
-async def test_full_disk_is_no_fault_of_the_host(outbound: Outbound) -> None:
-    """When the file can't be written the error says so, and isn't taken for the host's failure."""
-
-    class Full(io.BytesIO):
-        def write(self, _: object) -> int:
-            raise OSError(28, "No space left on device")
-
-    async def handler(_: web.BaseRequest) -> web.Response:
-        return web.Response(body=b"x", content_type=CAR)
-
-    async with site(handler) as origin:
-        with pytest.raises(SpoolFailed, match="No space left"):
-            await outbound.download(origin, Full(), max_bytes=10)
-
-
-async def test_unreachable_host_is_a_passing_failure(outbound: Outbound) -> None:
-    """A refused connection or a name without address may be better next time."""
-    async with site(Visits()) as origin:
-        pass  # closed again: nobody listens there now
-    error = await refusal(outbound, origin)
-    assert (error.permanent, error.status) == (False, None)
-    client = Outbound(resolver=Directory({}))
-    assert not (await refusal(client, "https://nowhere.example/")).permanent
-    await client.aclose()
-
-
-# How often.
-
-
-@pytest.mark.parametrize(
-    ("status", "headers", "pause"),
-    [
-        (429, {"Retry-After": "7"}, 7),
-        (503, {"Retry-After": " 0 "}, 0),
-        (429, {}, DEFAULT_PAUSE),
-        (429, {"Retry-After": "soon"}, DEFAULT_PAUSE),
-        (429, {"Retry-After": "-5"}, DEFAULT_PAUSE),
-        (429, {"Retry-After": "9" * 400}, DEFAULT_PAUSE),
-        (503, {"Retry-After": formatdate(NOW + 90, usegmt=True)}, 90),
-        (503, {"Retry-After": formatdate(NOW - 90, usegmt=True)}, 0),
-        (429, {"Retry-After": "7", "RateLimit-Remaining": "0", "RateLimit-Reset": str(int(NOW) + 60)}, 60),
-        (200, {"Retry-After": "7"}, 0),
-        (200, {"RateLimit-Remaining": "0", "RateLimit-Reset": str(int(NOW) + 60)}, 60),
-        (200, {"RateLimit-Remaining": "0", "RateLimit-Reset": "60"}, 60),
-        (200, {"RateLimit-Remaining": "0", "RateLimit-Reset": str(int(NOW) - 60)}, 0),
-        (200, {"RateLimit-Remaining": "1", "RateLimit-Reset": "60"}, 0),
-        (200, {"RateLimit-Remaining": "0", "RateLimit-Reset": "later"}, 0),
-        (200, {"RateLimit-Remaining": "0"}, 0),
-    ],
-)
-def test_pause_that_an_answer_asks_for(status: int, headers: dict[str, str], pause: float) -> None:
-    """Retry-After counts on 429 and 503, the rate limit's headers on any answer, in all their forms."""
-    assert pause_of(status, headers, NOW) == pause
-
-
-def test_pause_is_an_hour_at_most() -> None:
-    """No host can have itself forgotten for longer than an hour, nor fill the memory with pauses."""
-    pacing = Pacing(per_host=1, patience=1, monotonic=lambda: 0.0, clock=lambda: NOW)
-    for number in range(10_100):
-        assert pacing.learn(f"{number}.example", 429, {"Retry-After": "999999"}) == LONGEST_PAUSE
-    assert len(pacing._hosts) <= 10_000
-    assert pacing.wait("10099.example") == LONGEST_PAUSE
-    assert pacing.wait("unknown.example") == 0
-
-
-@pytest.mark.parametrize("status", [429, 503])
-async def test_host_that_asks_for_a_pause_gets_it(status: int) -> None:
-    """It isn't asked again before its time, other hosts are; then it is."""
-    now, visits = [0.0], Visits()
-
-    async def handler(request: web.BaseRequest) -> web.Response:
-        await visits(request)
-        return web.Response(status=status if len(visits.requests) == 1 else 200, headers={"Retry-After": "50"})
-
-    client = Outbound(allow_private_hosts=True, monotonic=lambda: now[0])
-    async with site(handler) as origin, site(Visits()) as other:
-        assert (await refusal(client, origin)).retry_after == 50
-        now[0] = 20.0
-        error = await refusal(client, origin)
-        assert (error.retry_after, error.permanent, client.wait(origin)) == (30, False, 30)
-        assert len(visits.requests) == 1
-        assert (await client.fetch(other)).status == 200
-        now[0] = 50.0
-        assert (await client.fetch(origin)).status == 200
-    await client.aclose()
-
-
-async def test_reached_limit_holds_from_the_last_good_answer(outbound: Outbound) -> None:
-    """A success that says nothing remains is the last one until the reset."""
-
-    async def handler(_: web.BaseRequest) -> web.Response:
-        return web.Response(headers={"RateLimit-Remaining": "0", "RateLimit-Reset": "3000"})
-
-    async with site(handler) as origin:
-        assert (await outbound.fetch(origin)).status == 200
-        assert outbound.wait(origin) > 0
-        assert "left alone" in str(await refusal(outbound, origin))
-
-
-async def test_host_gets_two_requests_at_a_time() -> None:
-    """The third waits for its turn, and is sent away when that takes too long; other hosts aren't concerned."""
-    entered: asyncio.Queue[None] = asyncio.Queue()
-    leave = asyncio.Event()
-
-    async def handler(_: web.BaseRequest) -> web.Response:
-        entered.put_nowait(None)
-        await leave.wait()
-        return web.Response()
-
-    client = Outbound(allow_private_hosts=True, patience=0.05)
-    async with site(handler) as origin, site(Visits()) as other, asyncio.TaskGroup() as group:
-        running = [group.create_task(client.fetch(origin)) for _ in range(2)]
-        await entered.get()
-        await entered.get()
-        assert (client.busy(origin), client.busy(other)) == (True, False)
-        assert (await refusal(client, origin)).retry_after == 0.05
-        assert (await client.fetch(other)).status == 200
-        leave.set()
-        assert [(await answer).status for answer in running] == [200, 200]
-        assert not client.busy(origin)
-    await client.aclose()
-
-
-async def test_pause_comes_before_the_queue() -> None:
-    """At a host that is left alone nobody waits for a turn."""
-    pacing = Pacing(per_host=1, patience=0.01, monotonic=lambda: 0.0, clock=lambda: NOW)
-    async with pacing.turn("a.example", ""):
-        pacing.learn("a.example", 429, {})
-        with pytest.raises(FetchFailed, match="left alone for 30 s"):
-            await pacing.turn("a.example", "").__aenter__()
-
-
-async def test_pause_holds_for_those_who_wait_already() -> None:
-    """Who waits for a turn when the host asks for a pause is sent away, and so is who comes then, without waiting."""
-    entered: asyncio.Queue[None] = asyncio.Queue()
-    paused, leave = asyncio.Event(), asyncio.Event()
-
-    async def handler(request: web.BaseRequest) -> web.Response:
-        entered.put_nowait(None)
-        await (paused if request.path == "/pause" else leave).wait()
-        return web.Response(status=429 if request.path == "/pause" else 200)
-
-    client = Outbound(allow_private_hosts=True, patience=600)
-    async with site(handler) as origin, asyncio.TaskGroup() as group:
-        first = group.create_task(refusal(client, f"{origin}/pause"))
-        second = group.create_task(client.fetch(f"{origin}/stay"))
-        await entered.get()
-        await entered.get()
-        third = group.create_task(refusal(client, origin))
-        paused.set()
-        assert (await first).status == 429
-        assert "left alone" in str(await third)
-        assert "left alone" in str(await refusal(client, origin))
-        leave.set()
-        assert (await second).status == 200
-        assert entered.empty()
-    await client.aclose()
-
-
-async def test_cancelled_request_gives_its_turn_back(outbound: Outbound) -> None:
-    """Who is cancelled, in the middle of an answer or while waiting, leaves nothing behind."""
-    entered: asyncio.Queue[None] = asyncio.Queue()
-    leave = asyncio.Event()
-
-    async def handler(_: web.BaseRequest) -> web.Response:
-        entered.put_nowait(None)
-        await leave.wait()
-        return web.Response()
-
-    async with site(handler) as origin:
-        tasks = [asyncio.create_task(outbound.fetch(origin)) for _ in range(4)]
-        await entered.get()
-        await entered.get()
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        assert all(task.cancelled() for task in tasks)
-        leave.set()
-    assert outbound._pacing._hosts == {}
+# Names.
 
 
 async def test_names_that_nobody_knows_are_failures_only() -> None:
@@ -632,13 +290,11 @@ async def test_names_are_asked_of_a_name_server() -> None:
     resolver.nameservers = ["127.0.0.1"]
     resolver.port = transport.get_extra_info("sockname")[1]
     found = await client._names.resolve("both.example", 8443)
-    assert [(entry["host"], entry["port"]) for entry in found] == [
-        ("192.0.2.1", 8443),
-        ("192.0.2.2", 8443),
-        ("2001:db8::1", 8443),
-    ]
+    addresses = [entry["host"] for entry in found]
+    assert (sorted(addresses[:2]), addresses[2:]) == (["192.0.2.1", "192.0.2.2"], ["2001:db8::1"])
+    assert {entry["port"] for entry in found} == {8443}
     assert [entry["host"] for entry in await client._names.resolve("new.example.")] == ["2001:db8::2"]
-    assert await client.texts("texts.example") == ["did=" + "x" * 250 + "y", 'a "quoted" word']
+    assert sorted(await client.texts("texts.example")) == ['a "quoted" word', "did=" + "x" * 250 + "y"]
     assert await client.texts("both.example") == []
     assert (await refusal(client, "https://both.example/")).permanent  # documentation addresses are not public
     transport.close()

@@ -92,6 +92,10 @@ class SpacesPds(Service):
         """Let every refresh token run out."""
         self._expired |= {token for token, (kind, *_) in self._tokens.items() if kind == "refresh"}
 
+    def tokens(self) -> list[str]:
+        """Every token given out so far."""
+        return list(self._tokens)
+
     def create_space(self, did: str, kind: str, key: str) -> str:
         """A new space under the authority of ``did``, who is its member; gives the space's URI."""
         uri = f"at://{did}/space/{kind}/{key}"

@@ -121,7 +121,10 @@ def _blocks(file: BinaryIO, roots: tuple[bytes, ...]) -> tuple[bytes, bytes, dic
         if not 0 < size <= limits.get(cid, MAX_RECORD):
             raise _malformed(f"a block of {size} bytes")
         start = file.tell()
-        block = _checked(cid, file.read(size))
+        block = file.read(size)
+        if len(block) < size:
+            raise _malformed("ends within a block")
+        _checked(cid, block)
         places.setdefault(cid, (start, size))
         if cid in limits:
             found.setdefault(cid, block)

@@ -503,8 +503,9 @@ where did = $1 and not forgotten and (check_at is null or check_at <= $5)
 returning did;
 
 -- name: due_checks
-select did, status, active, status_time, checks, pds from letta_store.account
-where check_at is not null and check_at <= $1 order by check_at limit $2;
+select a.did, a.status, a.active, a.status_time, a.checks, coalesce(r.rev, '') as rev
+from letta_store.account a left join letta_store.repo r on r.did = a.did and r.space = ''
+where a.check_at is not null and a.check_at <= $1 order by a.check_at limit $2;
 
 -- name: postpone_check
 update letta_store.account set check_at = $2, checks = checks + 1 where did = $1;

@@ -37,14 +37,14 @@ LEASE = timedelta(minutes=1)  # that a claim stands unless it is extended: what 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """An account whose identity, and status if it is away, has to be asked for."""
+    """An account whose identity, and status if it is away, has to be asked for; ``rev`` is its last proven one."""
 
     did: str
     status: str
     active: bool
     status_time: datetime
     checks: int
-    pds: str | None
+    rev: str
 
 
 class Repairs:

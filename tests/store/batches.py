@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -72,10 +73,11 @@ async def keys(sql: Sql, collection: str = OTHER) -> list[str]:
 
 
 async def blocked_backend(sql: Sql) -> int:
-    """The process that waits for a lock in this database, as soon as there is one."""
-    while True:
-        pid: int | None = await sql.fetchval(
-            "select pid from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' limit 1"
-        )
-        if pid is not None:
-            return pid
+    """The process that waits for a lock in this database, as soon as there is one. Raises TimeoutError if none comes."""
+    async with asyncio.timeout(60):
+        while True:
+            pid: int | None = await sql.fetchval(
+                "select pid from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' limit 1"
+            )
+            if pid is not None:
+                return pid

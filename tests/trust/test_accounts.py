@@ -196,7 +196,6 @@ async def test_former_host_does_not_win(one: Scene, status: str) -> None:
 
 async def test_state_told_before_the_first_commit_is_asked_about(one: Scene) -> None:
     """A deletion heard of while the account was unknown is confirmed when an old replay brings its commits."""
-    await one.parts.repairs.untrack(one.did)
     two = one.network.create_account().did
     one.network.put(two, f"{PROMPT}/{key(1)}", prompt())
     commits = one.network.take()
@@ -255,7 +254,7 @@ async def test_tombstoned_did_is_noticed_by_the_fetch(one: Scene) -> None:
     one.network.delete_account(one.did, tombstone=True)
     one.network.take()
     await one.parts.repairs.want([Want(one.did, WantReason.BACKFILL)], one.clock())
-    await one.settle()
+    await one.parts.mend(tries=2)
     await one.settle()
     left = await kept_of(one.sql, one.did)
     assert {table for table in left if table not in ("account", "repo")} == set()
