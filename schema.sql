@@ -217,6 +217,8 @@ create table letta_store.repo (
     rev text collate "C" not null default '',
     snapshot_rev text collate "C" not null default '',
     data_cid text collate "C",
+    lthash bytea,
+    judgement text,
     records bigint not null default 0,
     bytes bigint not null default 0,
     marks bigint not null default 0,
@@ -371,7 +373,9 @@ create table letta_store.recompile (
     space text collate "C" not null default '',
     rkey text collate "C" not null,
     rev text collate "C" not null,
+    ordinal integer not null default 0,
     cid text collate "C" not null,
+    superseded boolean not null default false,
     compiled_at timestamptz,
     raw_system_hash text,
     memfs_revision text,
@@ -383,7 +387,7 @@ create table letta_store.recompile (
     primary key (did, space, rkey, rev, cid)
 );
 comment on table letta_store.recompile is
-    'Every compile seen since the key''s last delete. value only with --keep-history content';
+    'Every compile seen since the key''s last delete. value only with --keep-history content. superseded: the host of a space no longer had it. ordinal: before the others of its rev where negative';
 
 create table letta_store.conversation_version (
     did text collate "C" not null,
@@ -404,12 +408,18 @@ create table letta_store.cursor (
     source text primary key,
     seq bigint,
     event_time timestamptz,
+    rev text,
     filter text,
     state text not null default 'connecting',
     detail text,
     updated_at timestamptz not null default now()
 );
 comment on table letta_store.cursor is 'How far each source has been committed: rows and cursor in one transaction';
+
+create table letta_store.forgotten_space (
+    space text collate "C" primary key
+);
+comment on table letta_store.forgotten_space is 'Spaces that are not indexed again';
 
 create table letta_store.dead_letter (
     id bigint generated always as identity primary key,
@@ -568,6 +578,7 @@ select
     letta_store.uri_of(h.did, h.space, 'xyz.quasigod.lab.letta.compiledPrompt', h.rkey) as uri, h.did, h.space, h.rkey,
     h.rev, h.cid, h.previous_cid,
     case
+        when h.superseded or h.previous_superseded then null
         when h.previous_cid is null then 'first'
         when h.content_sha256 is distinct from h.previous_content then 'full'
         when h.core_memory_sha256 is distinct from h.previous_core_memory
@@ -576,20 +587,21 @@ select
     end as kind,
     h.compiled_at, h.raw_system_hash, h.memfs_revision, h.content_bytes, h.content_sha256, h.core_memory_sha256,
     case when h.content_sha256 is not null then h.value ->> 'content' end as content,
-    case when h.core_memory_sha256 is not null then h.value ->> 'coreMemory' end as core_memory, h.seen_at
+    case when h.core_memory_sha256 is not null then h.value ->> 'coreMemory' end as core_memory, h.superseded, h.seen_at
 from (
     select
         v.*,
         lag(v.cid) over compiles as previous_cid,
+        lag(v.superseded) over compiles as previous_superseded,
         lag(v.content_sha256) over compiles as previous_content,
         lag(v.core_memory_sha256) over compiles as previous_core_memory,
         lag(v.memfs_revision) over compiles as previous_memfs_revision
     from letta_store.recompile v
-    window compiles as (partition by v.did, v.space, v.rkey order by v.rev, v.cid)
+    window compiles as (partition by v.did, v.space, v.rkey order by v.rev, v.ordinal, v.cid)
 ) h join letta_store.account x on x.did = h.did
 where not x.hidden and h.cid is distinct from h.previous_cid;
 comment on view letta.recompile is
-    'Every compile seen of every prompt, by rev; kind: first, full (content changed), memory (core memory or its revision changed), touch';
+    'Every compile seen of every prompt, by rev; kind: first, full (content changed), memory (core memory or its revision changed), touch; none where a version is unknown (superseded)';
 
 create view letta.compiled_prompt with (security_invoker = true) as
 select
@@ -600,10 +612,11 @@ select
     case when r.core_memory_sha256 is not null then r.value ->> 'coreMemory' end as core_memory,
     r.raw_system_hash, r.memfs_revision, r.compiled_at, r.content_bytes, r.core_memory_in_content,
     (select h.cid from letta_store.recompile h
-     where h.did = r.did and h.space = r.space and h.rkey = r.rkey and h.rev < r.rev and h.cid <> r.cid
-     order by h.rev desc, h.cid desc limit 1) as previous_cid,
+     where h.did = r.did and h.space = r.space and h.rkey = r.rkey and (h.rev, h.ordinal) < (r.rev, 0)
+        and h.cid <> r.cid
+     order by h.rev desc, h.ordinal desc, h.cid desc limit 1) as previous_cid,
     (select count(*) from (
-        select h.cid, lag(h.cid) over (order by h.rev, h.cid) as previous from letta_store.recompile h
+        select h.cid, lag(h.cid) over (order by h.rev, h.ordinal, h.cid) as previous from letta_store.recompile h
         where h.did = r.did and h.space = r.space and h.rkey = r.rkey) c
      where c.cid <> c.previous) as recompiles,
     r.freshness, r.stale_reasons, r.stale_since, r.evidence
@@ -736,7 +749,7 @@ from letta_store.repo r join letta_store.account x on x.did = r.did;
 comment on view letta.repo is 'Every tracked repository: its account''s status, how much of it is kept, what is wanted of it and why, its last error';
 
 create view letta.source with (security_invoker = true) as
-select source, seq, event_time, state, detail, updated_at from letta_store.cursor;
+select source, seq, rev, event_time, state, detail, updated_at from letta_store.cursor;
 comment on view letta.source is 'Every source: the committed cursor, the time of its last event, whether it is live';
 
 create view letta.dead_letter with (security_invoker = true) as
@@ -745,6 +758,7 @@ comment on view letta.dead_letter is 'What was set aside and why; the frames the
 
 
 -- letta_reader: may read the views and no more. Its rights are on columns; its rows, by static policies, public ones.
+-- Who is to see a space as well is granted it by letta.grant_space, which adds static policies for that role.
 
 do $$
 begin
@@ -772,11 +786,17 @@ begin
         execute format('alter table letta_store.%I enable row level security', name);
         execute format('create policy public_records on letta_store.%I for select to letta_reader using (space = %L)', name, '');
     end loop;
+    foreach name in array array['cursor', 'dead_letter'] loop
+        execute format('alter table letta_store.%I enable row level security', name);
+        execute format(
+            'create policy public_sources on letta_store.%I for select to letta_reader using (source not like %L)',
+            name, 'space:%');
+    end loop;
     for statement in  -- every column but the raw bytes
         select format('grant select (%s) on letta_store.%I to letta_reader', string_agg(quote_ident(attname), ', '), relname)
         from pg_attribute join pg_class on pg_class.oid = attrelid
         where relnamespace = 'letta_store'::regnamespace and relkind = 'r' and attnum > 0 and not attisdropped
-            and attname not in ('block', 'digests', 'frame')
+            and attname not in ('block', 'digests', 'frame', 'lthash')
             and relname in ('conversation', 'compiled_prompt', 'agent', 'message', 'other_record', 'recompile',
                 'conversation_version', 'account', 'repo', 'cursor', 'dead_letter')
         group by relname
@@ -785,3 +805,42 @@ begin
     end loop;
 end
 $$;
+
+create function letta.grant_space(space text, reader name) returns void
+    language plpgsql
+    set search_path = pg_catalog
+as $$
+declare
+    name text;
+begin
+    if space not like 'at://%/space/%' then
+        raise exception 'expected a space''s canonical URI: at://DID/space/TYPE/KEY';
+    end if;
+    execute format('grant letta_reader to %I', reader);
+    foreach name in array array['conversation', 'compiled_prompt', 'agent', 'message', 'other_record', 'recompile',
+        'conversation_version', 'repo'] loop
+        execute format('create policy %I on letta_store.%I for select to %I using (space = %L)',
+            left(reader || ' ' || encode(sha256(space::bytea), 'hex'), 63), name, reader, space);
+    end loop;
+end
+$$;
+comment on function letta.grant_space is
+    'Lets a role see the records of one space, beside the public ones. For the owner of the tables; undone by revoke_space';
+
+create function letta.revoke_space(space text, reader name) returns void
+    language plpgsql
+    set search_path = pg_catalog
+as $$
+declare
+    name text;
+begin
+    foreach name in array array['conversation', 'compiled_prompt', 'agent', 'message', 'other_record', 'recompile',
+        'conversation_version', 'repo'] loop
+        execute format('drop policy if exists %I on letta_store.%I',
+            left(reader || ' ' || encode(sha256(space::bytea), 'hex'), 63), name);
+    end loop;
+end
+$$;
+comment on function letta.revoke_space is 'Takes back what grant_space gave';
+
+revoke execute on function letta.grant_space, letta.revoke_space from public;

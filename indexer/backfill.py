@@ -24,7 +24,7 @@ async def backfill_repos(settings: Settings, dids: Sequence[str]) -> int:
     """Want these repositories, or those the relay lists, and fetch them; how many could not be had.
 
     Without ``dids`` those that ``--only`` names are taken before the relay is asked; a relay that doesn't answer counts
-    as one failure. Raises SettingsError for what is no DID and for an account that is kept out.
+    as one failure. Raises SettingsError for what is no DID, and for an account that is kept out or was forgotten.
     """
     once = settings.model_copy(update={"once": True})
     async with opened_store(settings) as store:
@@ -34,6 +34,8 @@ async def backfill_repos(settings: Settings, dids: Sequence[str]) -> int:
         async with opened_verification(once, store, pipeline) as parts:
             await parts.load()
             if named := list(dids or settings.only):
+                for did in await parts.repairs.forgotten(named):
+                    raise SettingsError(f"backfill: {did} was forgotten, which is for good")
                 await parts.discovery.want_all(named)
                 return await _fetch_all(parts, named)
             complete = await parts.discover_anew(settings.relay_url)

@@ -131,7 +131,7 @@ def decode_commit(block: bytes) -> SignedCommit:
         did, rev, signature, data = fields["did"], fields["rev"], fields["sig"], fields["data"]
         prev = fields.get("prev")
         texts = b"\x63did" + encode_dag_cbor(did) + b"\x63rev" + encode_dag_cbor(rev)
-        sig = b"\x63sig" + encode_dag_cbor(signature)
+        sig = b"\x63sig" + _byte_string(signature)
         rest = b"\x64data" + encode_link(data)
         if "prev" in fields:
             rest += b"\x64prev" + encode_link(prev)
@@ -143,6 +143,12 @@ def decode_commit(block: bytes) -> SignedCommit:
     if not right or data is None or bytes((size + 1,)) + texts + sig + rest != block:
         raise Rejected(Reason.MALFORMED_CAR, "a commit object that is not a canonical one of version 3")
     return SignedCommit(did, rev, data, prev, signature, bytes((size,)) + texts + rest, cid_of(block))
+
+
+def _byte_string(data: bytes) -> bytes:
+    """DAG-CBOR of bytes. Not libipld's, which takes what begins like a CID for a link: one signature in a thousand."""
+    head = encode_dag_cbor(len(data))  # that of a number, of another major type
+    return bytes((head[0] | 0x40,)) + head[1:] + data
 
 
 def check_signature(commit: SignedCommit, key: PublicKey) -> bool:

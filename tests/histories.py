@@ -270,3 +270,14 @@ _commits = st.builds(Committed, _dids, _seconds, st.lists(_ops, min_size=1, max_
 _tellings = st.builds(Told, _dids, _seconds, _statuses)
 
 hostile = st.lists(st.one_of(_commits, _commits, _commits, _commits, _tellings), max_size=14)
+
+# The same among so few keys that nearly every event meets another.
+_few = st.one_of(
+    st.builds(Put, st.just(PROMPT), st.just(KEYS[0]), st.sampled_from([{"content": "a"}, {"content": "b"}])),
+    st.builds(Put, st.just(AGENT), st.just(KEYS[0]), st.sampled_from([{"system": "old"}, {"system": "new"}])),
+    st.builds(Gone, st.sampled_from([PROMPT, AGENT]), st.just(KEYS[0])),
+)
+_quarrel = st.builds(Committed, st.just(DID), st.integers(0, 6), st.lists(_few, min_size=1, max_size=2).map(tuple))
+_parting = st.builds(Told, st.just(DID), st.integers(0, 6), st.sampled_from(["active", "deactivated", "deleted"]))
+
+quarrels = st.lists(st.one_of(_quarrel, _quarrel, _quarrel, _quarrel, _quarrel, _parting), min_size=3, max_size=10)

@@ -30,6 +30,7 @@ from tests.histories import (
     held,
     hostile,
     lives,
+    quarrels,
     values_in,
 )
 from tests.indexing import Indexing, Sql, indexing, untrue_flags
@@ -142,12 +143,8 @@ async def test_a_life_in_any_order_gives_the_same_index(
     assert await state(sql) == in_order
 
 
-@examples(60)
-@given(data=st.data(), events=hostile)
-async def test_hostile_histories_converge(
-    database: str, sql: Sql, data: st.DataObject, events: list[Committed | Told]
-) -> None:
-    """Any JSON in any field, equal revs and times, deletes of keys never seen: two arrivals end in one index."""
+async def converge(database: str, sql: Sql, data: st.DataObject, events: list[Committed | Told]) -> None:
+    """Two arrivals of these events end in one index: what the frames come to."""
     frames = [event.frame() for event in events]
     values = values_in(frames)
     await index_anew(database, sql, arriving(data.draw(arrivals(len(frames))), frames), values, None)
@@ -158,3 +155,21 @@ async def test_hostile_histories_converge(
     assert dict(map(tuple, accounts)) == {did: status for did, (_, status) in wanted.statuses.items()}
     await index_anew(database, sql, arriving(data.draw(arrivals(len(frames))), frames), values, None)
     assert await state(sql) == first
+
+
+@examples(40)
+@given(data=st.data(), events=hostile)
+async def test_hostile_histories_converge(
+    database: str, sql: Sql, data: st.DataObject, events: list[Committed | Told]
+) -> None:
+    """Any JSON in any field, many agents, deletes of keys never seen: the order of arrival makes no difference."""
+    await converge(database, sql, data, events)
+
+
+@examples(40)
+@given(data=st.data(), events=quarrels)
+async def test_quarrels_over_a_key_converge(
+    database: str, sql: Sql, data: st.DataObject, events: list[Committed | Told]
+) -> None:
+    """Writes, deletes and purges of the same keys, also at equal revs and times, are decided by what they say."""
+    await converge(database, sql, data, events)

@@ -18,7 +18,20 @@ from indexer.frames import commit_event, decode_frame, sync_event
 from indexer.keys import PublicKey, signing_key
 from indexer.model import Commit, Operation, Sync
 from indexer.mst import EMPTY_ROOT
-from indexer.verify import Chain, Failed, Failure, Held, Proven, Verdict, chains, check_commit, check_head, check_sync
+from indexer.verify import (
+    Chain,
+    Failed,
+    Failure,
+    Held,
+    Proven,
+    Verdict,
+    chains,
+    check_commit,
+    check_head,
+    check_sync,
+    decode_commit,
+)
+from tests import trees
 
 CAPTURE = Path(__file__).parent / "captures" / "pds-a"
 
@@ -237,6 +250,14 @@ def test_operations_can_be_neither_left_out_nor_put_in() -> None:
         first, second, *rest = event.operations
         exchanged = (replace(first, path=second.path), replace(second, path=first.path), *rest)
         assert first.cid == second.cid or isinstance(check(replace(event, operations=exchanged)), Failed)
+
+
+@pytest.mark.parametrize("start", ["01707925", "01e1dc7e", "01711220", "00017112", "12207925"])
+def test_a_signature_may_begin_like_a_cid(start: str) -> None:
+    """A commit object is read whatever bytes its signature begins with: encoders take some of them for links."""
+    signature = bytes.fromhex(start).ljust(64, b"\x20")
+    fields = {"did": trees.DID, "version": 3, "rev": trees.REV, "prev": None, "data": trees.link(EMPTY_ROOT)}
+    assert decode_commit(trees.encode({**fields, "sig": signature})).signature == signature
 
 
 def test_another_accounts_key_proves_nothing() -> None:

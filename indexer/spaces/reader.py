@@ -70,8 +70,10 @@ class SpaceReader:
     async def poll(self, state: RepoState) -> Outcome:
         """What the host's log says since ``state``, to its end."""
         poll = Poll(state, prefixes=self._prefixes, dialect=await self._client.dialect())
-        while poll.take(await self._client.list_repo_ops(state.space, since=poll.since, cursor=poll.cursor)):
-            pass
+        more = True
+        while more:
+            page = await self._client.list_repo_ops(state.space, since=poll.since, cursor=poll.cursor)
+            more = await asyncio.to_thread(poll.take, page)
         outcome = await asyncio.to_thread(poll.finish, await self._keys(False))
         if outcome == Reload(ReloadReason.JUDGED_OTHERWISE):
             # Perhaps the account has a new key: that costs less to find out than a load.

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 from indexer import lthash
 from indexer.errors import Rejected
 from indexer.keys import PublicKey
-from indexer.model import Change
+from indexer.model import Change, Reason
 from indexer.spaces.commit import Judgement, SpaceCommit, judge
 from indexer.spaces.dialect import Dialect
 from indexer.spaces.folding import Superseded, fold_operations
@@ -128,7 +128,8 @@ class Poll:
             page = read_page(body)
             self._broken = self._broken or self._extend(page.operations)
         except Rejected as rejected:
-            self._broken = _BROKEN.get(rejected.reason.value, ReloadReason.MALFORMED)
+            wrong = rejected.reason is Reason.WRONG_CID
+            self._broken = ReloadReason.WRONG_CID if wrong else ReloadReason.MALFORMED
             return False
         if page.cursor is not None and page.cursor == self.cursor:
             self._broken = ReloadReason.OUT_OF_ORDER  # it leads in a circle
@@ -163,7 +164,8 @@ class Poll:
         return self._applied(replace(self._state, rev=head, lthash=lthash_after))
 
     def _applied(self, state: RepoState) -> Outcome:
-        folded = fold_operations(self._state, self._operations, self._blocks, self._prefixes, _proof(state))
+        proven = state.judgement is Judgement.PROVEN
+        folded = fold_operations(self._state, self._operations, self._blocks, self._prefixes, proven)
         if folded is None:
             return Reload(ReloadReason.MISSING_VALUE)
         return Applied(state, folded.changes, folded.superseded, folded.rejected, len(self._operations))
@@ -195,13 +197,6 @@ class Poll:
         added = (lthash.element(one.path, one.cid) for one in self._operations if one.cid is not None)
         removed = (lthash.element(one.path, one.prev) for one in self._operations if one.prev is not None)
         return lthash.fold(self._state.lthash, added, removed)
-
-
-_BROKEN: Final = {"wrong_cid": ReloadReason.WRONG_CID}
-
-
-def _proof(state: RepoState) -> bool:
-    return state.judgement is Judgement.PROVEN
 
 
 def _continuous(operations: Sequence[Operation]) -> bool:

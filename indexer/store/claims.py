@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -138,10 +139,7 @@ async def reconcile(context: Context, snapshot: Snapshot) -> None:
 
     Needs the account locks; raises LocksMissedError.
     """
-    kept = await _rows(context, snapshot.did)
-    prompts = [row["agent_uri"] for key, row in kept.items() if key.collection == COMPILED_PROMPT and row["agent_uri"]]
-    if missed := {did_of(uri) for uri in prompts} - context.locked:
-        raise LocksMissedError(missed)
+    kept = await rows_of(context, snapshot.did, "")
     # Who holds the claim has it from an account that is shown: what its host gives out now is no replay.
     context.snapshot_revs[snapshot.did] = context.purged_revs[snapshot.did] = ""
     gone = await context.fetch("drop_tombstones", snapshot.did, snapshot.rev, snapshot.overrules, snapshot.replaces)
@@ -151,7 +149,7 @@ async def reconcile(context: Context, snapshot: Snapshot) -> None:
     stays = {key for key, row in decided.items() if key in wanted and _is_right(row, wanted[key], snapshot)}
     # An upsert alone would find its rev too low where a row that counts for nothing has a greater one.
     goes = [k for k, row in decided.items() if k not in stays and (k not in wanted or row["rev"] >= snapshot.rev)]
-    await _drop(context, snapshot, goes)
+    await drop_rows(context, goes, wanted, snapshot.rev)
     await _drop_versions(context, snapshot, [key for key, row in decided.items() if row["rev"] > snapshot.rev])
     for table, keys in by_table(key for key in stays if not kept[key]["proven"]).items():
         await context.execute("raise_proofs", *columns(keys, 4), table=table)
@@ -177,25 +175,27 @@ def _has_history(key: Key) -> bool:
     return key.collection in (COMPILED_PROMPT, CONVERSATION)
 
 
-async def _rows(context: Context, did: str) -> dict[Key, asyncpg.Record]:
+async def rows_of(context: Context, did: str, space: str) -> dict[Key, asyncpg.Record]:
+    """Every row of one repository. Raises LocksMissedError for prompts that name an agent of an account not locked."""
     rows: dict[Key, asyncpg.Record] = {}
     for table in RECORD_TABLES:
-        rows.update((key_in(row), row) for row in await context.fetch("repo_rows", did, table=table))
+        rows.update((key_in(row), row) for row in await context.fetch("repo_rows", did, space, table=table))
+    prompts = [row["agent_uri"] for key, row in rows.items() if key.collection == COMPILED_PROMPT and row["agent_uri"]]
+    if missed := {did_of(uri) for uri in prompts} - context.locked:
+        raise LocksMissedError(missed)
     return rows
 
 
-async def _drop(context: Context, snapshot: Snapshot, gone: list[Key]) -> None:
-    """Delete rows, and the history of those that are in the snapshot no more."""
-    wanted = {key_of(change) for change in snapshot.changes}
-    for table, group in by_table(gone).items():
+async def drop_rows(context: Context, gone: Iterable[Key], wanted: Container[Key], last: str) -> None:
+    """Delete rows, and the history up to the rev ``last`` of those that aren't wanted any more."""
+    keys = list(gone)
+    for table, group in by_table(keys).items():
         note_deleted(context, await context.fetch("drop_rows", *columns(group, 4), table=table))
     for collection, name in (
         (COMPILED_PROMPT, "delete_recompiles"),
         (CONVERSATION, "delete_conversation_versions"),
     ):
-        vanished = [
-            (k.did, k.space, k.rkey, snapshot.rev) for k in gone if k.collection == collection and k not in wanted
-        ]
+        vanished = [(k.did, k.space, k.rkey, last) for k in keys if k.collection == collection and k not in wanted]
         if vanished:
             context.mark(await context.fetch(name, *columns(vanished, 4)), -1)
 

@@ -112,13 +112,14 @@ class Context:
         """Whether nothing that is known takes a version of this order away: a delete, a snapshot, a purge."""
         return (
             order > self.tombstones.get(key, Order("", False))
-            and order.rev > self.floor(key.did)
+            and order.rev > self.floor(key)
             and key.did not in self.forgotten
         )
 
-    def floor(self, did: str) -> str:
-        """The rev at or below which no event touches a row of this account: purged, or decided by a snapshot."""
-        return max(self.purged_revs.get(did, ""), self.snapshot_revs.get(did, ""))
+    def floor(self, key: Key) -> str:
+        """The rev at or below which no event touches this row: purged, or decided by a snapshot (of a public one)."""
+        snapshot_rev = self.snapshot_revs.get(key.did, "") if key.space == "" else ""
+        return max(self.purged_revs.get(key.did, ""), snapshot_rev)
 
     def announce(self, event: str, space: str, **facts: object) -> None:
         """Have listeners told at commit, of public records only."""

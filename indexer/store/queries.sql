@@ -442,7 +442,7 @@ update letta_store.repo set attempts = 0, next_attempt_at = null where want is n
 -- name: repo_rows
 -- Every row of one repository: what a snapshot is compared with.
 select did, space, collection, rkey, cid, rev, proof is not null as proven, size, uri, {agent_uri}
-from letta_store.{table} r where did = $1 and space = '';
+from letta_store.{table} r where did = $1 and space = $2;
 
 -- name: raise_proofs
 update letta_store.{table} r set proof = 'repo'
@@ -528,6 +528,9 @@ where did = $1;
 
 -- name: purge_probes
 delete from letta_store.probe where did = any($1::text[]);
+
+-- name: forgotten
+select did from letta_store.account where did = any($1::text[]) and forgotten order by did;
 
 -- name: purge_letters
 -- What was set aside may hold an account's content.
@@ -618,3 +621,55 @@ select filter from letta_store.cursor where source = $1;
 -- name: put_source_filter
 insert into letta_store.cursor (source, filter) values ($1, $2)
 on conflict (source) do update set filter = excluded.filter;
+
+-- Permissioned spaces.
+
+-- name: space_states
+-- How far each repository of these authors in a space has been read.
+select did, space, rev, lthash, judgement from letta_store.repo where did = any($1::text[]) and space <> '' and rev <> '';
+
+-- name: space_state
+select rev from letta_store.repo where did = $1 and space = $2;
+
+-- name: is_forgotten_space
+select exists (select from letta_store.forgotten_space where space = $1);
+
+-- name: put_space_state
+insert into letta_store.repo as kept (did, space, rev, lthash, judgement) values ($1, $2, $3, $4, $5)
+on conflict (did, space) do update set rev = excluded.rev, lthash = excluded.lthash, judgement = excluded.judgement,
+    last_error = null;
+
+-- name: put_space_cursor
+insert into letta_store.cursor (source, rev, event_time, state, updated_at) values ($1, $2, $3, 'live', $4)
+on conflict (source) do update set rev = excluded.rev, event_time = excluded.event_time, state = excluded.state,
+    detail = null, updated_at = excluded.updated_at;
+
+-- name: raise_space_proofs
+update letta_store.{table} r set proof = $3::text where did = $1 and space = $2 and proof is distinct from $3::text;
+
+-- name: put_superseded
+-- Versions that the host of a space no longer had: that they were is all that is known.
+insert into letta_store.recompile (did, space, rkey, rev, ordinal, cid, superseded)
+select did, space, rkey, rev, ordinal, cid, true
+from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::integer[], $6::text[])
+    as v (did, space, rkey, rev, ordinal, cid)
+on conflict do nothing
+returning did, space;
+
+-- name: space_authors
+select distinct did from letta_store.repo where space = $1;
+
+-- name: forget_space
+insert into letta_store.forgotten_space (space) values ($1) on conflict do nothing;
+
+-- name: untrack_space
+delete from letta_store.repo where did = any($1::text[]) and space = $2;
+
+-- name: drop_space_cursors
+delete from letta_store.cursor where source like 'space:' || $1 || '#%';
+
+-- name: drop_space_letters
+delete from letta_store.dead_letter where source like 'space:' || $1 || '#%';
+
+-- name: purge_space_history
+delete from letta_store.{table} r where r.did = any($1::text[]) and r.space = $2 returning r.did, r.space;

@@ -223,6 +223,10 @@ class Repairs:
         (row,) = await self._fetch("open_wants", tries, now, None if dids is None else list(dids))
         return row["open"], row["failed"]
 
+    async def forgotten(self, dids: Sequence[str]) -> list[str]:
+        """Those of these accounts that are forgotten."""
+        return [row["did"] for row in await self._fetch("forgotten", list(dids))]
+
     async def records(self, dids: Sequence[str] | None = None) -> int:
         """How many records are kept (of ``dids``; None: of all)."""
         (row,) = await self._fetch("kept_records", None if dids is None else list(dids))

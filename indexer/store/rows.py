@@ -76,7 +76,7 @@ async def delete(context: Context) -> None:
 
 def _admits_delete(context: Context, key: Key, order: Order) -> bool:
     """Whether a delete counts: not settled before, and a key never seen only within its account's quota."""
-    if order.rev <= context.floor(key.did) or key.did in context.forgotten:
+    if order.rev <= context.floor(key) or key.did in context.forgotten:
         return False
     if key not in context.tombstones:
         if key not in context.kept and not context.has_room(key.did, key.space):

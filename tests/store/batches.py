@@ -72,12 +72,15 @@ async def keys(sql: Sql, collection: str = OTHER) -> list[str]:
     ]
 
 
+BLOCKED = """
+    select pid from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' limit 1
+"""
+
+
 async def blocked_backend(sql: Sql) -> int:
-    """The process that waits for a lock in this database, as soon as there is one. Raises TimeoutError if none comes."""
+    """The process that waits for a lock in this database, as soon as there is one; TimeoutError if none comes."""
     async with asyncio.timeout(60):
         while True:
-            pid: int | None = await sql.fetchval(
-                "select pid from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' limit 1"
-            )
+            pid: int | None = await sql.fetchval(BLOCKED)
             if pid is not None:
                 return pid
