@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from time import monotonic, time
+from typing import NamedTuple
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -58,43 +59,85 @@ def _refuse(dids: Sequence[str], pipeline: Pipeline) -> None:
 
 async def _fetch_all(parts: Verification, dids: Sequence[str] | None) -> int:
     """Run the repair jobs until every want (of ``dids``; None: of all) is met or has failed; say how far they are."""
-    async with asyncio.TaskGroup() as group:
-        jobs = [group.create_task(job(), name=name) for name, job in parts.jobs()]
-        shown = group.create_task(_show_progress(parts, dids), name="progress")
-        failed = await parts.settled(dids)
-        for task in (*jobs, shown):
-            task.cancel()
+    meter = await Meter.begin(parts, dids)
+    with Display() as display:
+        async with asyncio.TaskGroup() as group:
+            jobs = [group.create_task(job(), name=name) for name, job in parts.jobs()]
+            jobs.append(group.create_task(_keep_shown(meter, display), name="progress"))
+            failed = await parts.settled(dids)
+            for task in jobs:
+                task.cancel()
+        display.show(await meter.read())
     sys.stdout.write(f"done: {failed} repositories could not be fetched\n" if failed else "done\n")
     return failed
 
 
-async def _show_progress(parts: Verification, dids: Sequence[str] | None) -> None:
-    """A bar on a terminal, a line for each change elsewhere; until cancelled."""
-    terminal = sys.stdout.isatty()
-    columns = (
-        *(TextColumn("repositories"), BarColumn(), MofNCompleteColumn()),
-        *(TextColumn("{task.fields[records]} records, {task.fields[rate]:.0f}/s"), TimeRemainingColumn()),
-    )
-    with Progress(*columns, disable=not terminal) as progress:
-        bar = progress.add_task("repositories", total=None, records=0, rate=0.0)
-        shown = ""
-        async for done, total, records, rate in _progress(parts, dids):
-            progress.update(bar, completed=done, total=total, records=records, rate=rate)
-            line = f"{done} of {total} repositories, {records} records"
-            if not terminal and line != shown:
-                sys.stdout.write(line + "\n")
-                sys.stdout.flush()
-                shown = line
-
-
-async def _progress(parts: Verification, dids: Sequence[str] | None) -> AsyncIterator[tuple[int, int, int, float]]:
-    """Repositories fetched and to fetch in all, records that came with them, and how many a second."""
-    started = monotonic()
-    total, _ = await parts.repairs.open_wants(1, utc_now(), dids)
-    before = await parts.repairs.records(dids)
+async def _keep_shown(meter: Meter, display: Display) -> None:
+    """Bring what is shown up to date until cancelled."""
     while True:
-        left, _ = await parts.repairs.open_wants(1, utc_now(), dids)
-        records = max(0, await parts.repairs.records(dids) - before)
-        total = max(total, left)
-        yield total - left, total, records, records / max(monotonic() - started, TICK)
+        display.show(await meter.read())
         await asyncio.sleep(TICK)
+
+
+class Reading(NamedTuple):
+    """Repositories fetched and to fetch in all, records that came with them, and how many a second."""
+
+    done: int
+    total: int
+    records: int
+    rate: float
+
+
+class Meter:
+    """How far the wants (of ``dids``; None: all) have come since it was made by :meth:`begin`."""
+
+    def __init__(self, parts: Verification, dids: Sequence[str] | None, before: int) -> None:
+        self._repairs = parts.repairs
+        self._dids = dids
+        self._before = before
+        self._started = monotonic()
+        self._total = 0
+
+    @classmethod
+    async def begin(cls, parts: Verification, dids: Sequence[str] | None) -> Meter:
+        """Measure from now on."""
+        meter = cls(parts, dids, await parts.repairs.records(dids))
+        await meter.read()
+        return meter
+
+    async def read(self) -> Reading:
+        """What has been done so far."""
+        left, _ = await self._repairs.open_wants(1, utc_now(), self._dids)
+        records = max(0, await self._repairs.records(self._dids) - self._before)
+        self._total = max(self._total, left)
+        return Reading(self._total - left, self._total, records, records / max(monotonic() - self._started, TICK))
+
+
+class Display:
+    """Shows readings: a bar on a terminal, a line for each that is new elsewhere."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stdout.isatty()
+        self._bar = Progress(
+            *(TextColumn("repositories"), BarColumn(), MofNCompleteColumn()),
+            *(TextColumn("{task.fields[records]} records, {task.fields[rate]:.0f}/s"), TimeRemainingColumn()),
+            disable=not self._terminal,
+        )
+        self._task = self._bar.add_task("repositories", total=None, records=0, rate=0.0)
+        self._line = ""
+
+    def __enter__(self) -> Display:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def show(self, now: Reading) -> None:
+        """Show a reading."""
+        self._bar.update(self._task, completed=now.done, total=now.total, records=now.records, rate=now.rate)
+        line = f"{now.done} of {now.total} repositories, {now.records} records"
+        if not self._terminal and line != self._line:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+            self._line = line

@@ -235,8 +235,8 @@ def check(
 
 @app.command()
 @with_settings(*DATABASE_SETTINGS)
-def forget(settings: Settings, did: Annotated[str, typer.Argument(metavar="DID")]) -> None:
-    """Take everything of an account away for good; it is not indexed again."""
+def forget(settings: Settings, did: Annotated[str, typer.Argument(metavar="DID_OR_SPACE")]) -> None:
+    """Take everything of an account or a space away for good; it is not indexed again."""
     _configure(settings)
     run_async(cli_repos.forget(settings, did))
     say(f"forgotten: {did}")

@@ -21,7 +21,8 @@ from indexer.store import Store
 from indexer.store.audits import Audits
 from indexer.store.repairs import Repairs
 from indexer.store.reports import to_json
-from indexer.syntax import CollectionFilter, is_did
+from indexer.store.spaces import Spaces
+from indexer.syntax import CollectionFilter, is_did, parse_space_uri
 from indexer.verification import opened_verification
 
 
@@ -47,9 +48,14 @@ async def _audit_hosts(settings: Settings, store: Store, audits: Audits) -> list
 
 
 async def forget(settings: Settings, did: str) -> None:
-    """Purge an account, and don't index it again. Raises SettingsError for what is no DID."""
+    """Purge an account or a space, and don't index it again. Raises SettingsError for what is neither."""
+    space = parse_space_uri(did)
+    if space is not None:
+        async with opened_store(settings) as store:
+            await Spaces(store).remove(space, (), utc_now(), forget=True)
+        return
     if not is_did(did):
-        raise SettingsError("forget: expected a DID, such as did:plc:…")
+        raise SettingsError("forget: expected a DID, such as did:plc:…, or a space's URI")
     async with opened_store(settings) as store:
         await Audits(store).forget(did, utc_now())
 

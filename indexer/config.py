@@ -99,6 +99,21 @@ class Settings(BaseModel):
         "Where the embedded PostgreSQL keeps its data. "
         "Default: ~/.local/share/letta-indexer, for root /var/lib/letta-indexer",
     )
+    space_account: Annotated[tuple[str, ...], BeforeValidator(parse_list)] = _setting(
+        (),
+        "ACCOUNT",
+        "Follow the permissioned spaces of this account (a handle or DID), with an app password. Repeatable. "
+        "Without --source the spaces alone are followed",
+    )
+    space_password_file: Path | None = _setting(
+        None, "FILE", "The app password; for several accounts one line each: ACCOUNT PASSWORD"
+    )
+    space_password: SecretStr | None = Field(
+        None, description="The app password itself; never a flag", json_schema_extra={"metavar": "", "flag": False}
+    )
+    spaces: Annotated[tuple[str, ...], BeforeValidator(parse_list)] = _setting(
+        (), "SPACE", "Only spaces of this type or with this URI. Repeatable. Default: all of the accounts' spaces"
+    )
     collections: Annotated[tuple[Pattern, ...], BeforeValidator(parse_list), AfterValidator(_check_some)] = _setting(
         ("xyz.quasigod.lab.letta.*",),
         "PATTERN",
@@ -149,13 +164,21 @@ class Settings(BaseModel):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The sources to follow: those asked for, else the firehose of the relay."""
-        return self.source or ("ws" + self.relay_url.removeprefix("http"),)
+        """The sources to follow: those asked for, else the firehose of the relay, unless it is spaces that are."""
+        if self.source or self.space_account:
+            return self.source
+        return ("ws" + self.relay_url.removeprefix("http"),)
 
 
 def flag_name(name: str) -> str:
     """Return the flag of the field ``name``: ``--max-lag`` for ``max_lag``."""
     return "--" + name.replace("_", "-")
+
+
+def has_flag(name: str) -> bool:
+    """Return whether the field ``name`` may be given as a flag: a secret may not."""
+    extra = Settings.model_fields[name].json_schema_extra
+    return not isinstance(extra, dict) or extra.get("flag") is not False
 
 
 def variable_name(name: str) -> str:
@@ -262,7 +285,12 @@ def _explain(problem: Any, given: Mapping[str, _Given]) -> str:
     expected = problem["msg"].removeprefix("Value error, ")
     expected = expected.replace("Input should be g", "expected a number g").replace("Input should be", "expected")
     shown = str(problem["input"])
-    if name == "database_url" or "@" in shown or len(shown) > 200 or not expected.startswith("expected"):
+    if (
+        name in ("database_url", "space_password")
+        or "@" in shown
+        or len(shown) > 200
+        or not expected.startswith("expected")
+    ):
         return f"{origin}: {expected}"
     return f"{origin}: {expected}, not {shown!r}"
 
@@ -281,7 +309,13 @@ class Row:
 def settings_table() -> list[Row]:
     """Return every setting, in the order of its definition."""
     return [
-        Row(flag_name(name), variable_name(name), name, default_text(name), field.description or "")
+        Row(
+            flag_name(name) if has_flag(name) else "",
+            variable_name(name),
+            name,
+            default_text(name),
+            field.description or "",
+        )
         for name, field in Settings.model_fields.items()
     ]
 
@@ -300,5 +334,6 @@ def render_settings_table() -> str:
     for row in settings_table():
         default = f"`{row.default}`" if row.default else ""
         meaning = row.meaning.replace("|", "\\|")
-        lines.append(f"| `{row.flag}` | `{row.env}` | `{row.key}` | {default} | {meaning} |")
+        flag = f"`{row.flag}`" if row.flag else ""
+        lines.append(f"| {flag} | `{row.env}` | `{row.key}` | {default} | {meaning} |")
     return "\n".join(lines) + "\n"

@@ -30,6 +30,8 @@ from indexer.sources.base import Chunk, Source, State, Status
 from indexer.sources.file import FileSource
 from indexer.sources.firehose import FirehoseSource
 from indexer.sources.follow import Follower
+from indexer.space_accounts import opened_spaces
+from indexer.space_follow import SpaceFollower
 from indexer.store import Limits, Store
 from indexer.syntax import CollectionFilter, parse_instant
 from indexer.trust import Word
@@ -113,6 +115,7 @@ class Daemon:
         self.pipeline = build_pipeline(settings, store, self.metrics)
         self._states: dict[str, Status] = {}
         self._live: set[str] = set()
+        self._space_states: dict[str, str] = {}  # by account; '' is live
         self._database: str | None = "the database has not been reached yet"
         self._started: datetime = utc_now()
         self._stop = asyncio.Event()
@@ -170,12 +173,30 @@ class Daemon:
             for key, source in sources.items():
                 position = committed[key].seq if key in committed else None
                 follows += await self._start(group, source, self._settings.cursor.get(key, position))
+            for account, follower in (await self._spaces(stack)).items():
+                follows.append(group.create_task(self._follow_spaces(account, follower), name="spaces"))
             await asyncio.wait(follows)
             if self._settings.once:
                 if self._verification is not None:
                     self.failed += ["wants"] * await self._reached(self._verification.settled)
                 for task in jobs:
                     task.cancel()
+
+    async def _spaces(self, stack: AsyncExitStack) -> dict[str, SpaceFollower]:
+        """The followers of permissioned spaces, where there are accounts for any."""
+        if not self._settings.space_account:
+            return {}
+        opened = opened_spaces(self._settings, self._store, self.pipeline, self._note_space)
+        return await stack.enter_async_context(opened)
+
+    async def _follow_spaces(self, account: str, follower: SpaceFollower) -> None:
+        if not await follower.run():
+            self.failed.append("space")
+            _log.error("spaces given up", reason=self._space_states.get(account, ""))
+
+    def _note_space(self, account: str, state: str, detail: str | None) -> None:
+        """Note the state of an account's spaces; it names neither, since whoever reads it may not see them."""
+        self._space_states[account] = "" if state == "live" else f"source space is {state}"
 
     def _jobs(self) -> list[tuple[str, Job]]:
         """What runs beside the sources, by name."""
@@ -304,7 +325,8 @@ class Daemon:
                 await self._store.ping()
             except DatabaseUnavailable as error:
                 reasons.append(str(error))
-        if not self._states and not reasons:
+        reasons += sorted({state for state in self._space_states.values() if state})
+        if not self._states and not self._space_states and not reasons:
             reasons.append("no source has been started yet")
         for key, status in self._states.items():
             if status.state not in (State.LIVE, State.ENDED):

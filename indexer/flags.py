@@ -19,7 +19,16 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, get_origin
 
 import typer
 
-from indexer.config import CONFIG_FILE, CONFIG_VARIABLE, Settings, default_text, find_config, flag_name, load_settings
+from indexer.config import (
+    CONFIG_FILE,
+    CONFIG_VARIABLE,
+    Settings,
+    default_text,
+    find_config,
+    flag_name,
+    has_flag,
+    load_settings,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,7 +44,7 @@ def with_settings(*names: str) -> Callable[[Callable[Concatenate[Settings, P], R
     without an option here are still read from the environment and the file. The command raises SettingsError
     when one is wrong. Raises KeyError at import for a name that is no setting.
     """
-    chosen = names or tuple(Settings.model_fields)
+    chosen = names or tuple(name for name in Settings.model_fields if has_flag(name))
     options = [_config_option(), *(_option(name) for name in chosen)]
 
     def decorate(command: Callable[Concatenate[Settings, P], R]) -> Callable[..., R]:

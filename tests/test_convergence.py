@@ -27,6 +27,7 @@ from tests.histories import (
     arriving,
     batching,
     examples,
+    families,
     held,
     hostile,
     lives,
@@ -157,7 +158,7 @@ async def converge(database: str, sql: Sql, data: st.DataObject, events: list[Co
     assert await state(sql) == first
 
 
-@examples(40)
+@examples(30)
 @given(data=st.data(), events=hostile)
 async def test_hostile_histories_converge(
     database: str, sql: Sql, data: st.DataObject, events: list[Committed | Told]
@@ -166,10 +167,19 @@ async def test_hostile_histories_converge(
     await converge(database, sql, data, events)
 
 
-@examples(40)
+@examples(30)
 @given(data=st.data(), events=quarrels)
 async def test_quarrels_over_a_key_converge(
     database: str, sql: Sql, data: st.DataObject, events: list[Committed | Told]
 ) -> None:
     """Writes, deletes and purges of the same keys, also at equal revs and times, are decided by what they say."""
+    await converge(database, sql, data, events)
+
+
+@examples(40)
+@given(data=st.data(), events=families)
+async def test_flags_of_siblings_converge(
+    database: str, sql: Sql, data: st.DataObject, events: list[Committed | Told]
+) -> None:
+    """Prompts of one agent that overtake, leave and join one another have true flags after every transaction."""
     await converge(database, sql, data, events)

@@ -24,6 +24,7 @@ LAYERS = {
     "indexer.tables": 6,
     "indexer.backfill": 5,
     "indexer.daemon": 5,
+    "indexer.space_accounts": 5,
     "indexer.verification": 5,
     "indexer.accounts": 4,
     "indexer.audit": 4,
@@ -31,6 +32,7 @@ LAYERS = {
     "indexer.intake": 4,
     "indexer.pipeline": 4,
     "indexer.repair": 4,
+    "indexer.space_follow": 4,
     "indexer.trust": 4,
     "indexer.embedded": 3,
     "indexer.identity": 3,
@@ -75,6 +77,7 @@ OWNERS = {
         "indexer.cli_repos",
         "indexer.daemon",
         "indexer.flags",
+        "indexer.space_accounts",
         "indexer.verification",
     },
 }

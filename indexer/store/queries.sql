@@ -648,11 +648,19 @@ on conflict (source) do update set rev = excluded.rev, event_time = excluded.eve
 update letta_store.{table} r set proof = $3::text where did = $1 and space = $2 and proof is distinct from $3::text;
 
 -- name: put_superseded
--- Versions that the host of a space no longer had: that they were is all that is known.
-insert into letta_store.recompile (did, space, rkey, rev, ordinal, cid, superseded)
-select did, space, rkey, rev, ordinal, cid, true
-from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::integer[], $6::text[])
-    as v (did, space, rkey, rev, ordinal, cid)
+-- Versions of prompts in a space that were overridden before we saw them; of some the CID is all that is known.
+insert into letta_store.recompile (did, space, rkey, rev, ordinal, cid, superseded, compiled_at, raw_system_hash,
+    memfs_revision, content_bytes, content_sha256, core_memory_sha256, value)
+select did, space, rkey, rev, ordinal, cid, value is null,
+    letta_store.instant(letta_store.text_at(value, 'compiledAt')), letta_store.text_at(value, 'rawSystemHash'),
+    letta_store.text_at(value, 'memfsRevision'), octet_length(letta_store.text_at(value, 'content')),
+    letta_store.sha256_at(value, digests, 'content'), letta_store.sha256_at(value, digests, 'coreMemory'),
+    case when $9 then value end
+from (
+    select did, space, rkey, rev, ordinal, cid, value::jsonb as value, digests::jsonb as digests
+    from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::integer[], $6::text[], $7::text[], $8::text[])
+        as v (did, space, rkey, rev, ordinal, cid, value, digests)
+) v
 on conflict do nothing
 returning did, space;
 

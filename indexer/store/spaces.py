@@ -6,13 +6,14 @@ read from: tombstones and pending are not needed, and two readers can't both mov
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from indexer.batch import Batch, Key, key_of
-from indexer.model import Change, Proof
+from indexer.model import COMPILED_PROMPT, Change, Proof, Record
 from indexer.store.claims import drop_rows, rows_of
 from indexer.store.connection import fetch, translated
 from indexer.store.context import Applied, Context, by_table, columns
@@ -23,6 +24,9 @@ from indexer.syntax import LAST_TID
 
 if TYPE_CHECKING:
     from indexer.store import Store
+
+
+BEFORE = 1_000_000  # taken off ordinals: versions that were overridden come before the row of the same rev
 
 
 class StateMovedError(Exception):
@@ -42,12 +46,13 @@ class SpaceState:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A version of a prompt that was overridden before we saw it; ``cid`` is all that is known of it."""
+    """A version that a later operation overrode before we saw it; without ``record`` its CID is all that is known."""
 
     key: Key
     rev: str
     ordinal: int
     cid: str
+    record: Record | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,7 @@ class Move:
     before: SpaceState
     after: SpaceState
     changes: Sequence[Change]
-    superseded: Sequence[Change] = ()
-    unknown: Sequence[Version] = ()
+    superseded: Sequence[Version] = ()
     whole: bool = False
     proof: Proof | None = None
 
@@ -93,11 +97,9 @@ class Spaces:
     async def move(self, move: Move, now: datetime) -> Applied:
         """Write what leads a repository on, with its new state and cursor. Raises StateMovedError."""
         batch = Batch()
-        for change in (*move.superseded, *move.changes):
+        for change in move.changes:
             if change.cid is not None:
                 batch.add(change)
-        final = {key_of(change): change for change in move.changes if change.cid is not None}
-        batch.puts = final
 
         async def before(context: Context) -> None:
             await _hold_state(context, move.before)
@@ -172,12 +174,19 @@ async def _replace(context: Context, move: Move) -> None:
     }
 
 
+def _row(one: Version) -> tuple[object, ...]:
+    value = None if one.record is None else one.record.value
+    digests = None if one.record is None else json.dumps(one.record.digests)
+    return one.key.did, one.key.space, one.key.rkey, one.rev, one.ordinal - BEFORE, one.cid, value, digests
+
+
 async def _conclude(context: Context, move: Move) -> None:
-    """Note the new state, what every row is proven by, and the versions that are known by their CID alone."""
+    """Note the new state, what every row is proven by, and the versions in between."""
     after = move.after
-    if move.unknown:
-        rows = [(*one.key[:2], one.key.rkey, one.rev, one.ordinal, one.cid) for one in move.unknown]
-        context.mark(await context.fetch("put_superseded", *columns(rows, 6)), 1)
+    prompts = [_row(one) for one in move.superseded if one.key.collection == COMPILED_PROMPT]
+    if prompts:
+        keep = context.limits.keep_content
+        context.mark(await context.fetch("put_superseded", *columns(prompts, 8), keep), 1)
     if move.whole:
         for table in RECORD_TABLES:
             await context.execute("raise_space_proofs", after.did, after.space, move.proof, table=table)

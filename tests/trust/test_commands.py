@@ -19,7 +19,7 @@ from indexer.simulator.pds import Pds
 from indexer.simulator.plc import Directory
 from tests import frames
 from tests.daemon_process import Outcome, command
-from tests.frames import AGENT, PROMPT, STRANGER, agent, key, prompt
+from tests.frames import AGENT, PROMPT, STRANGER, TYPED, agent, key, prompt
 from tests.indexing import Sql, untrue_flags
 from tests.trust.parts import kept_of, wants
 
@@ -57,9 +57,9 @@ class Site:
         return await self.outward("run", "--once", "--listen", "127.0.0.1:0", "--source", f"file:{path}")
 
     def truth(self, *dids: str) -> dict[str, str]:
-        """URI and CID of what the network holds (of these accounts; of all, if none is named)."""
+        """URI and CID of what the network holds of these accounts; of :attr:`dids`, if none is named."""
         records = self.world.expected().records
-        return {uri: record.cid for uri, record in records.items() if not dids or record.did in dids}
+        return {uri: record.cid for uri, record in records.items() if record.did in (dids or self.dids)}
 
     async def shown(self) -> dict[str, str]:
         """URI and CID of every row, all of which have to be verified, with true flags."""
@@ -70,8 +70,8 @@ class Site:
 
     @property
     def dids(self) -> list[str]:
-        """The accounts that hold something of ours."""
-        return sorted({record.did for record in self.world.expected().records.values()})
+        """The accounts that can be discovered: they hold a collection that is known by name."""
+        return sorted({record.did for record in self.world.expected().records.values() if record.collection in TYPED})
 
     def write(self, did: str, number: int = 900) -> None:
         """Write a prompt that nobody has seen."""
@@ -195,7 +195,7 @@ async def test_check_repairs_what_is_wrong_within(site: Site) -> None:
     await site.backfill()
     await damage(site)
     assert (await site.command("check", "--repair")).code == FOUND
-    assert set(sum((await wants(site.sql)).values(), [])) == {"check"}
+    assert list((await wants(site.sql)).values()) in ([["check"]], [["check"], ["check"]])
     assert (await site.run_once()).code == DONE
     assert (await site.outward("check", "--remote")).code == DONE
     assert await site.shown() == site.truth()
@@ -203,13 +203,12 @@ async def test_check_repairs_what_is_wrong_within(site: Site) -> None:
 
 async def test_check_compares_with_the_hosts(site: Site) -> None:
     """What a host signs and we lack, what we have and it doesn't, what differs: each is told, then repaired."""
-    await site.backfill()
     one, *_ = site.dids
+    gone = next(iter(site.truth(one))).removeprefix(f"at://{one}/")
     site.world.put(one, f"{AGENT}/{key(901)}", agent())
-    await site.backfill(one)
+    await site.backfill()
     site.write(one)
     site.world.put(one, f"{AGENT}/{key(901)}", agent("Another template."))
-    gone = next(uri for uri in site.truth(one) if key(90) not in uri).removeprefix(f"at://{one}/")
     site.world.delete(one, gone)
     outcome = await site.outward("check", "--remote", "--json", "--repair")
     assert outcome.code == FOUND
