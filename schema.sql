@@ -130,11 +130,12 @@ end
 $$;
 comment on function letta_store.reference_form is 'A reference in its canonical form, whatever the length of its parts; NULL if it has none';
 
--- Bound at creation, as every function is that views call: a reader has no right to the names of letta_store.
+-- Bound at creation, as every function is that views call: a reader has no right to the names of letta_store. Without
+-- the offset the form would be worked out anew for each of its parts.
 create function letta_store.record_uri(reference text) returns text
     language sql immutable strict parallel safe
     return (
-        select uri from (select letta_store.reference_form(reference) as uri) r
+        select uri from (select letta_store.reference_form(reference) as uri offset 0) r
         where letta_store.name_fits(split_part(uri, '/', -3), split_part(uri, '/', -2), split_part(uri, '/', -1))
             and (split_part(uri, '/', 4) <> 'space'
                 or letta_store.name_fits(split_part(uri, '/', 3), split_part(uri, '/', 5), split_part(uri, '/', 6))));
@@ -230,12 +231,12 @@ create table letta_store.repo (
     lease_until timestamptz,
     attempts integer not null default 0,
     behind integer not null default 0,
-    next_attempt_at timestamptz,
+    next_attempt_at timestamptz not null default '0001-01-01 00:00+00',
     last_error text,
     first_seen timestamptz not null default now(),
     primary key (did, space)
-);
-create index repo_want on letta_store.repo (next_attempt_at) where want is not null;
+) partition by list (space);
+create index repo_want on letta_store.repo (next_attempt_at) where want is not null and space = '';
 comment on table letta_store.repo is
     'A repository is tracked when it has a row. rev, data_cid: the last proven state. want: decide (pending may settle it) or fetch; behind: fetches in a row that fell short. marks: tombstones and versions';
 
@@ -288,7 +289,7 @@ create table letta_store.other_record (
     proof text,
     indexed_at timestamptz not null default now(),
     primary key (did, space, collection, rkey)
-);
+) partition by list (space);
 comment on table letta_store.other_record is
     'Records of collections without a table of their own. block: the original bytes where value cannot give them back';
 
@@ -303,7 +304,7 @@ create table letta_store.conversation (
     created_at timestamptz generated always as (letta_store.instant(letta_store.text_at(value, 'createdAt'))) stored,
     updated_at timestamptz generated always as (letta_store.instant(letta_store.text_at(value, 'updatedAt'))) stored,
     primary key (did, space, rkey)
-);
+) partition by list (space);
 create index conversation_agent on letta_store.conversation (did, hashtextextended(agent_uri, 0));
 
 create table letta_store.compiled_prompt (
@@ -326,7 +327,7 @@ create table letta_store.compiled_prompt (
     stale_since timestamptz,
     evidence jsonb,
     primary key (did, space, rkey)
-);
+) partition by list (space);
 -- One index for both questions: the prompts of an agent anywhere, and the latest of them in one repository.
 create index compiled_prompt_agent on letta_store.compiled_prompt
     (hashtextextended(agent_uri, 0), did, space, compiled_at desc nulls last, rkey desc) where agent_uri is not null;
@@ -341,7 +342,7 @@ create table letta_store.agent (
     primary_conversation text generated always as (letta_store.text_at(value, 'primaryConversation')) stored,
     created_at timestamptz generated always as (letta_store.instant(letta_store.text_at(value, 'createdAt'))) stored,
     primary key (did, space, rkey)
-);
+) partition by list (space);
 
 create table letta_store.message (
     like letta_store.other_record including defaults including generated,
@@ -353,7 +354,7 @@ create table letta_store.message (
     seq numeric generated always as (letta_store.number_at(value, 'seq')) stored,
     created_at timestamptz generated always as (letta_store.instant(letta_store.text_at(value, 'createdAt'))) stored,
     primary key (did, space, rkey)
-);
+) partition by list (space);
 create index message_conversation on letta_store.message (did, hashtextextended(conversation_uri, 0));
 
 create table letta_store.tombstone (
@@ -384,8 +385,8 @@ create table letta_store.recompile (
     core_memory_sha256 text,
     value jsonb,
     seen_at timestamptz not null default now(),
-    primary key (did, space, rkey, rev, cid)
-);
+    primary key (did, space, rkey, rev, cid, ordinal)
+) partition by list (space);
 comment on table letta_store.recompile is
     'Every compile seen since the key''s last delete. value only with --keep-history content. superseded: the host of a space no longer had it. ordinal: before the others of its rev where negative';
 
@@ -399,7 +400,23 @@ create table letta_store.conversation_version (
     role text,
     seen_at timestamptz not null default now(),
     primary key (did, space, rkey, rev, cid)
-);
+) partition by list (space);
+
+
+-- Public records and those of spaces are kept apart, so that a policy that lets a role see public ones only is settled when
+-- a query is planned: what such a role asks never visits, counts or estimates rows that are private (docs/privacy.md).
+do $$
+declare
+    name text;
+begin
+    foreach name in array array['conversation', 'compiled_prompt', 'agent', 'message', 'other_record', 'recompile',
+        'conversation_version', 'repo'] loop
+        execute format('create table letta_store.%I partition of letta_store.%I for values in (%L)',
+            name || '_public', name, '');
+        execute format('create table letta_store.%I partition of letta_store.%I default', name || '_private', name);
+    end loop;
+end
+$$;
 
 
 -- Sources and what was set aside.
@@ -415,6 +432,19 @@ create table letta_store.cursor (
     updated_at timestamptz not null default now()
 );
 comment on table letta_store.cursor is 'How far each source has been committed: rows and cursor in one transaction';
+
+create table letta_store.space_source (
+    account text collate "C" not null,
+    space text collate "C" not null default '',
+    rev text,
+    event_time timestamptz,
+    state text not null,
+    detail text,
+    updated_at timestamptz not null default now(),
+    primary key (account, space)
+);
+comment on table letta_store.space_source is
+    'The cursor of each repository in a space, by its author; where space is empty the state of a followed account, as it is named in the settings';
 
 create table letta_store.forgotten_space (
     space text collate "C" primary key
@@ -439,71 +469,80 @@ comment on table letta_store.dead_letter is 'Frames and rows set aside, newest k
 -- are kept equal to it by refresh_freshness, called in every transaction that can change the outcome.
 
 create view letta_store.freshness_truth as
-with prompt as (
+with fact as (
     select
-        did, space, rkey, agent_uri, compiled_at, memfs_revision, template_hash,
-        coalesce(digests ->> 'memfsRevision', memfs_revision) as revision,  -- as it was written, whatever jsonb holds
-        first_value(uri) over latest as sibling_uri,
-        first_value(cid) over latest as sibling_cid,
-        first_value(rev) over latest as sibling_rev,
-        first_value(compiled_at) over latest as sibling_compiled_at,
-        first_value(memfs_revision) over latest as sibling_memfs_revision,
-        first_value(coalesce(digests ->> 'memfsRevision', memfs_revision)) over latest as sibling_revision,
-        first_value(template_hash) over latest as sibling_template_hash
-    from letta_store.compiled_prompt
-    window latest as (partition by did, space, agent_uri order by compiled_at desc nulls last, rkey desc)
-), fact as (
-    select
-        p.*, a.uri as agent_record, a.cid as agent_cid, a.rev as agent_rev, a.system_sha256,
-        a.memfs_revision as agent_memfs_revision,
+        p.did, p.space, p.rkey, p.agent_uri, p.memfs_revision, p.template_hash,
+        p.freshness as stored, p.stale_reasons as stored_reasons, p.stale_since as stored_since,
+        p.evidence as stored_evidence,
+        s.uri as sibling_uri, s.cid as sibling_cid, s.rev as sibling_rev, s.rev_time as sibling_rev_time,
+        s.memfs_revision as sibling_memfs_revision, s.template_hash as sibling_template_hash,
+        a.uri as agent_record, a.cid as agent_cid, a.rev as agent_rev, a.rev_time as agent_rev_time,
+        a.system_sha256, a.memfs_revision as agent_memfs_revision,
         a.system_sha256 <> p.template_hash as agent_template,
-        a.memfs_revision is not null
-            and coalesce(a.digests ->> 'memfsRevision', a.memfs_revision) is distinct from p.revision as agent_memory,
-        p.agent_uri is not null and a.system_sha256 is null and p.sibling_compiled_at > p.compiled_at
-            and p.sibling_template_hash <> p.template_hash as sibling_template,
-        p.agent_uri is not null and p.sibling_compiled_at > p.compiled_at
-            and p.sibling_revision is distinct from p.revision as sibling_memory
-    from prompt p
-    left join (letta_store.agent a join letta_store.account x on x.did = a.did and not x.hidden)
-        on a.did = letta_store.did_of(p.agent_uri) and a.space = letta_store.space_of(p.agent_uri)
-        and a.rkey = letta_store.rkey_of(p.agent_uri) and a.uri = p.agent_uri
-        and (a.space = '' or a.space = p.space)
+        -- as it was written, whatever jsonb holds
+        a.memfs_revision is not null and coalesce(a.digests ->> 'memfsRevision', a.memfs_revision)
+            is distinct from coalesce(p.digests ->> 'memfsRevision', p.memfs_revision) as agent_memory,
+        a.system_sha256 is null and s.compiled_at > p.compiled_at
+            and s.template_hash <> p.template_hash as sibling_template,
+        s.compiled_at > p.compiled_at and coalesce(s.digests ->> 'memfsRevision', s.memfs_revision)
+            is distinct from coalesce(p.digests ->> 'memfsRevision', p.memfs_revision) as sibling_memory
+    from letta_store.compiled_prompt p
+    -- Both are the same for all prompts of an agent: looked up by index, and by most plans once.
+    left join lateral (
+        select s.*, letta_store.rev_time(s.rev) as rev_time from letta_store.compiled_prompt s
+        where hashtextextended(s.agent_uri, 0) = hashtextextended(p.agent_uri, 0)
+            and s.did = p.did and s.space = p.space and s.agent_uri = p.agent_uri
+        order by s.compiled_at desc nulls last, s.rkey desc limit 1) s on true
+    left join lateral (
+        select a.*, letta_store.rev_time(a.rev) as rev_time
+        from letta_store.agent a join letta_store.account x on x.did = a.did and not x.hidden
+        where a.did = letta_store.did_of(p.agent_uri) and a.space = letta_store.space_of(p.agent_uri)
+            and a.rkey = letta_store.rkey_of(p.agent_uri) and a.uri = p.agent_uri
+            and (a.space = '' or a.space = p.space)
+        limit 1) a on true
+), judged as (
+    select
+        f.did, f.space, f.rkey, f.agent_uri, f.stored, f.stored_reasons, f.stored_since, f.stored_evidence,
+        case
+            when agent_template or sibling_template or agent_memory or sibling_memory then 'stale'
+            when f.system_sha256 = f.template_hash then 'fresh'
+            else 'unverified'
+        end as freshness,
+        array_remove(array[
+            case when agent_memory or sibling_memory then 'memory_changed' end,
+            case when agent_template or sibling_template then 'template_changed' end], null) as stale_reasons,
+        least(
+            case when agent_template or agent_memory then f.agent_rev_time end,
+            case when sibling_template or sibling_memory then f.sibling_rev_time end) as stale_since,
+        case when agent_template or sibling_template or agent_memory or sibling_memory then
+            to_jsonb(array_remove(array[
+                case when agent_template then jsonb_build_object(
+                    'reason', 'template_changed', 'record', f.agent_record, 'cid', f.agent_cid, 'rev', f.agent_rev,
+                    'field', 'rawSystemHash', 'found', f.template_hash, 'expected', f.system_sha256) end,
+                case when sibling_template then jsonb_build_object(
+                    'reason', 'template_changed', 'record', f.sibling_uri, 'cid', f.sibling_cid, 'rev', f.sibling_rev,
+                    'field', 'rawSystemHash', 'found', f.template_hash, 'expected', f.sibling_template_hash) end,
+                case when agent_memory then jsonb_build_object(
+                    'reason', 'memory_changed', 'record', f.agent_record, 'cid', f.agent_cid, 'rev', f.agent_rev,
+                    'field', 'memfsRevision', 'found', left(f.memfs_revision, 256),
+                    'expected', left(f.agent_memfs_revision, 256)) end,
+                case when sibling_memory then jsonb_build_object(
+                    'reason', 'memory_changed', 'record', f.sibling_uri, 'cid', f.sibling_cid, 'rev', f.sibling_rev,
+                    'field', 'memfsRevision', 'found', left(f.memfs_revision, 256),
+                    'expected', left(f.sibling_memfs_revision, 256)) end], null))
+        end as evidence
+    from fact f
 )
 select
-    f.did, f.space, f.rkey, f.agent_uri,
-    case
-        when agent_template or sibling_template or agent_memory or sibling_memory then 'stale'
-        when f.system_sha256 = f.template_hash then 'fresh'
-        else 'unverified'
-    end as freshness,
-    array_remove(array[
-        case when agent_memory or sibling_memory then 'memory_changed' end,
-        case when agent_template or sibling_template then 'template_changed' end], null) as stale_reasons,
-    least(
-        case when agent_template or agent_memory then letta_store.rev_time(f.agent_rev) end,
-        case when sibling_template or sibling_memory then letta_store.rev_time(f.sibling_rev) end) as stale_since,
-    case when agent_template or sibling_template or agent_memory or sibling_memory then
-        to_jsonb(array_remove(array[
-            case when agent_template then jsonb_build_object(
-                'reason', 'template_changed', 'record', f.agent_record, 'cid', f.agent_cid, 'rev', f.agent_rev,
-                'field', 'rawSystemHash', 'found', f.template_hash, 'expected', f.system_sha256) end,
-            case when sibling_template then jsonb_build_object(
-                'reason', 'template_changed', 'record', f.sibling_uri, 'cid', f.sibling_cid, 'rev', f.sibling_rev,
-                'field', 'rawSystemHash', 'found', f.template_hash, 'expected', f.sibling_template_hash) end,
-            case when agent_memory then jsonb_build_object(
-                'reason', 'memory_changed', 'record', f.agent_record, 'cid', f.agent_cid, 'rev', f.agent_rev,
-                'field', 'memfsRevision', 'found', left(f.memfs_revision, 256),
-                'expected', left(f.agent_memfs_revision, 256)) end,
-            case when sibling_memory then jsonb_build_object(
-                'reason', 'memory_changed', 'record', f.sibling_uri, 'cid', f.sibling_cid, 'rev', f.sibling_rev,
-                'field', 'memfsRevision', 'found', left(f.memfs_revision, 256),
-                'expected', left(f.sibling_memfs_revision, 256)) end], null))
-    end as evidence
-from fact f;
+    did, space, rkey, agent_uri, freshness, stale_reasons, stale_since, evidence, stored,
+    (stored, stored_reasons, stored_since, stored_evidence)
+        is distinct from (freshness, stale_reasons, stale_since, evidence) as differs
+from judged;
 comment on view letta_store.freshness_truth is
-    'What freshness, stale_reasons, stale_since and evidence of every prompt have to be, from the records alone';
+    'What freshness, stale_reasons, stale_since and evidence of every prompt have to be, from the records alone; differs: whether something else is stored';
 
-create function letta_store.refresh_freshness(dids text[], spaces text[], agents text[])
+create function letta_store.refresh_freshness(dids text[], spaces text[], agents text[],
+    key_dids text[], key_spaces text[], rkeys text[])
 returns table (did text, space text, rkey text, uri text, cid text, agent text, was text, freshness text,
     stale_reasons text[])
 language sql
@@ -511,29 +550,33 @@ begin atomic
     with pair as (
         select distinct p.did, p.space, p.agent_uri
         from unnest(dids, spaces, agents) as p (did, space, agent_uri)
-    ), truth as (
+    ), key as (
+        select distinct k.did, k.space, k.rkey from unnest(key_dids, key_spaces, rkeys) as k (did, space, rkey)
+    ), changed as (
         select t.*
         from pair
         cross join lateral (
             select * from letta_store.freshness_truth f
             where f.did = pair.did and f.space = pair.space and f.agent_uri = pair.agent_uri
                 and hashtextextended(f.agent_uri, 0) = hashtextextended(pair.agent_uri, 0)
+                and f.differs
             offset 0) t
-    ), changed as (
-        select t.*, p.freshness as was
-        from truth t
-        join letta_store.compiled_prompt p on p.did = t.did and p.space = t.space and p.rkey = t.rkey
-        where (p.freshness, p.stale_reasons, p.stale_since, p.evidence)
-            is distinct from (t.freshness, t.stale_reasons, t.stale_since, t.evidence)
+        union all
+        select t.*
+        from key
+        cross join lateral (
+            select * from letta_store.freshness_truth f
+            where f.did = key.did and f.space = key.space and f.rkey = key.rkey and f.differs
+            offset 0) t
     )
     update letta_store.compiled_prompt p
     set freshness = c.freshness, stale_reasons = c.stale_reasons, stale_since = c.stale_since, evidence = c.evidence
     from changed c
     where p.did = c.did and p.space = c.space and p.rkey = c.rkey
-    returning p.did, p.space, p.rkey, p.uri, p.cid, p.agent, c.was, p.freshness, p.stale_reasons;
+    returning p.did, p.space, p.rkey, p.uri, p.cid, p.agent, c.stored, p.freshness, p.stale_reasons;
 end;
 comment on function letta_store.refresh_freshness is
-    'Brings the stored flags of the prompts of these (did, space, agent URI) in line with freshness_truth; returns the changed';
+    'Brings the stored flags of the prompts of these (did, space, agent URI), and of these (did, space, rkey), in line with freshness_truth; returns the changed';
 
 
 -- What people query. Every view runs with its reader's rights; accounts that are hidden (deactivated, suspended, taken
@@ -744,13 +787,18 @@ comment on view letta.integrity_issue is
 create view letta.repo with (security_invoker = true) as
 select
     r.did, r.space, x.handle, x.active, x.status, x.hidden, r.rev, r.snapshot_rev, r.records, r.bytes,
-    r.want, r.want_reasons, r.wanted_rev, r.attempts, r.next_attempt_at, r.last_error, r.first_seen
+    r.want, r.want_reasons, r.wanted_rev, r.attempts, r.next_attempt_at, r.last_error, r.first_seen, r.judgement
 from letta_store.repo r join letta_store.account x on x.did = r.did;
 comment on view letta.repo is 'Every tracked repository: its account''s status, how much of it is kept, what is wanted of it and why, its last error';
 
 create view letta.source with (security_invoker = true) as
-select source, seq, rev, event_time, state, detail, updated_at from letta_store.cursor;
-comment on view letta.source is 'Every source: the committed cursor, the time of its last event, whether it is live';
+select source, seq, rev, event_time, state, detail, updated_at from letta_store.cursor
+union all
+select 'space:' || case space when '' then account else space || '#' || account end, null, rev, event_time, state, detail,
+    updated_at
+from letta_store.space_source;
+comment on view letta.source is
+    'Every source: the committed cursor, the time of its last event, whether it is live; spaces only to those who may see them';
 
 create view letta.dead_letter with (security_invoker = true) as
 select id, source, position, did, reason, detail, size, seen_at from letta_store.dead_letter;
@@ -786,19 +834,15 @@ begin
         execute format('alter table letta_store.%I enable row level security', name);
         execute format('create policy public_records on letta_store.%I for select to letta_reader using (space = %L)', name, '');
     end loop;
-    foreach name in array array['cursor', 'dead_letter'] loop
-        execute format('alter table letta_store.%I enable row level security', name);
-        execute format(
-            'create policy public_sources on letta_store.%I for select to letta_reader using (source not like %L)',
-            name, 'space:%');
-    end loop;
+    alter table letta_store.space_source enable row level security;
+    create policy no_spaces on letta_store.space_source for select to letta_reader using (false);
     for statement in  -- every column but the raw bytes
         select format('grant select (%s) on letta_store.%I to letta_reader', string_agg(quote_ident(attname), ', '), relname)
         from pg_attribute join pg_class on pg_class.oid = attrelid
-        where relnamespace = 'letta_store'::regnamespace and relkind = 'r' and attnum > 0 and not attisdropped
+        where relnamespace = 'letta_store'::regnamespace and relkind in ('r', 'p') and attnum > 0 and not attisdropped
             and attname not in ('block', 'digests', 'frame', 'lthash')
             and relname in ('conversation', 'compiled_prompt', 'agent', 'message', 'other_record', 'recompile',
-                'conversation_version', 'account', 'repo', 'cursor', 'dead_letter')
+                'conversation_version', 'account', 'repo', 'cursor', 'space_source', 'dead_letter')
         group by relname
     loop
         execute statement;
@@ -806,41 +850,52 @@ begin
 end
 $$;
 
-create function letta.grant_space(space text, reader name) returns void
-    language plpgsql
-    set search_path = pg_catalog
-as $$
-declare
-    name text;
-begin
-    if space not like 'at://%/space/%' then
-        raise exception 'expected a space''s canonical URI: at://DID/space/TYPE/KEY';
-    end if;
-    execute format('grant letta_reader to %I', reader);
-    foreach name in array array['conversation', 'compiled_prompt', 'agent', 'message', 'other_record', 'recompile',
-        'conversation_version', 'repo'] loop
-        execute format('create policy %I on letta_store.%I for select to %I using (space = %L)',
-            left(reader || ' ' || encode(sha256(space::bytea), 'hex'), 63), name, reader, space);
-    end loop;
-end
-$$;
-comment on function letta.grant_space is
-    'Lets a role see the records of one space, beside the public ones. For the owner of the tables; undone by revoke_space';
+create function letta_store.space_policy(space text, reader name) returns name
+    language sql immutable parallel safe
+    return ('space ' || left(encode(sha256((reader || ' ' || replace(space, '\', '\\'))::bytea), 'hex'), 48))::name;
+comment on function letta_store.space_policy is 'The name of the policies that let a role see a space';
 
 create function letta.revoke_space(space text, reader name) returns void
     language plpgsql
     set search_path = pg_catalog
 as $$
 declare
+    canonical constant text := letta_store.space_of(letta_store.record_uri(space || '/did:plc:any/any.any.any/any'));
     name text;
 begin
     foreach name in array array['conversation', 'compiled_prompt', 'agent', 'message', 'other_record', 'recompile',
-        'conversation_version', 'repo'] loop
+        'conversation_version', 'repo', 'space_source'] loop
         execute format('drop policy if exists %I on letta_store.%I',
-            left(reader || ' ' || encode(sha256(space::bytea), 'hex'), 63), name);
+            letta_store.space_policy(coalesce(canonical, space), reader), name);
     end loop;
 end
 $$;
-comment on function letta.revoke_space is 'Takes back what grant_space gave';
+comment on function letta.revoke_space is 'Takes back what grant_space gave; the role still sees what is public';
+
+create function letta.grant_space(space text, reader name) returns void
+    language plpgsql
+    set search_path = pg_catalog
+as $$
+declare
+    canonical constant text := letta_store.space_of(letta_store.record_uri(space || '/did:plc:any/any.any.any/any'));
+    name text;
+begin
+    if coalesce(canonical, '') = '' then
+        raise exception 'expected a space''s URI, such as at://DID/space/TYPE/KEY';
+    end if;
+    if reader = 'letta_reader' or not exists (select from pg_roles where rolname = reader) then
+        raise exception 'expected a role of its own: letta_reader sees public records only';
+    end if;
+    perform letta.revoke_space(canonical, reader);
+    execute format('grant letta_reader to %I', reader);
+    foreach name in array array['conversation', 'compiled_prompt', 'agent', 'message', 'other_record', 'recompile',
+        'conversation_version', 'repo', 'space_source'] loop
+        execute format('create policy %I on letta_store.%I for select to %I using (space = %L)',
+            letta_store.space_policy(canonical, reader), name, reader, canonical);
+    end loop;
+end
+$$;
+comment on function letta.grant_space is
+    'Lets a role see the records of one space, beside the public ones. For the owner of the tables; undone by revoke_space';
 
 revoke execute on function letta.grant_space, letta.revoke_space from public;

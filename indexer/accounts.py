@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import structlog
 
-from indexer.errors import DatabaseUnavailable, IdentityError
+from indexer.errors import BatchRefused, DatabaseUnavailable, IdentityError
 from indexer.identity import IdentityGone, Resolver
 from indexer.model import AccountChange, Want, WantReason
 from indexer.outbound import FetchFailed
@@ -85,8 +85,19 @@ class Accounts:
             self._in_hand.discard(did)
 
     async def _check(self, check: Check) -> None:
-        """Ask who an account is now, and where it is away whether its current host says so too."""
+        """Ask about an account; where nobody answers, or answers what can't be kept, again later."""
         began = self._pipeline.clock()
+        try:
+            await self._ask(check, began)
+        except (BatchRefused, FetchFailed, IdentityError) as error:
+            _log.info("account not confirmed yet", did=check.did, status=check.status, error=str(error))
+            pause = timedelta(seconds=self._pace.after(check.checks))
+            await self._repairs.postpone_check(check.did, began, self._pipeline.clock() + pause)
+        else:
+            await self._repairs.end_check(check.did, began)
+
+    async def _ask(self, check: Check, began: datetime) -> None:
+        """Ask who an account is now, and where it is away whether its current host says so too."""
         try:
             identity = await self._resolver.resolve(check.did, fresh=True)
             now = self._pipeline.clock()
@@ -98,14 +109,10 @@ class Accounts:
         except IdentityGone:
             if check.status == "deleted":
                 await self._purge(check)
-        except (FetchFailed, IdentityError) as error:
-            if await self._overdue(check):
-                return
-            _log.info("account not confirmed yet", did=check.did, status=check.status, error=str(error))
-            pause = timedelta(seconds=self._pace.after(check.checks))
-            await self._repairs.postpone_check(check.did, self._pipeline.clock() + pause)
-            return
-        await self._repairs.end_check(check.did, began)
+        except (FetchFailed, IdentityError):
+            if not self._is_overdue(check):
+                raise
+            await self._purge(check)
 
     async def _confirm(self, check: Check, pds: str | None) -> None:
         if pds is None:
@@ -119,23 +126,27 @@ class Accounts:
             await self._correct(check, status.status, active=False)
 
     async def _correct(self, check: Check, status: str, *, active: bool) -> None:
-        """The current host says otherwise: its word is a moment younger than the event that it corrects."""
-        later = check.status_time + timedelta(microseconds=1)
-        change = AccountChange(check.did, later, active, status, confirm=active)
-        self._pipeline.learn(await self._repairs.change_account(change, self._pipeline.clock()))
+        """The current host says otherwise: its word is a moment younger than the event that it corrects.
 
-    async def _overdue(self, check: Check) -> bool:
-        """Purge a deleted account whose host nobody has reached for too long."""
-        if check.status != "deleted" or self._pipeline.clock() - check.status_time < self._purge_after:
-            return False
-        await self._purge(check)
-        return True
+        A repository that is back by that is fetched, but not before its time: a host that contradicts itself gains
+        nothing by it.
+        """
+        later = check.status_time + timedelta(microseconds=1)
+        change = AccountChange(check.did, later, active, status)
+        returned = active and check.did in self._tracked
+        want = Want(check.did, WantReason.OUTDATED_CURSOR) if returned else None
+        self._pipeline.learn(await self._repairs.change_account(change, self._pipeline.clock(), want))
+
+    def _is_overdue(self, check: Check) -> bool:
+        """Whether a deleted account's host has not been reached for too long."""
+        return check.status == "deleted" and self._pipeline.clock() - check.status_time >= self._purge_after
 
     async def _purge(self, check: Check) -> None:
+        """Take everything of an account away, unless it has been heard of again since it was to be asked about."""
         rev = tid_of(max(0, micros(check.status_time)), 1023)  # of its host's clock, which its revs may be ahead of
-        change = AccountChange(check.did, check.status_time, False, "deleted", purge_rev=max(rev, check.rev))
-        self._pipeline.learn(await self._repairs.change_account(change, self._pipeline.clock()))
-        await self._repairs.end_check(check.did, self._pipeline.clock())
+        applied = await self._repairs.purge(check, max(rev, check.rev), self._pipeline.clock())
+        if applied is not None:
+            self._pipeline.learn(applied)
 
     async def _probe(self, did: str, attempts: int) -> None:
         """Ask a stranger's host whether it holds what we follow; only then is the account tracked."""
@@ -153,7 +164,7 @@ class Accounts:
             return
         if any(f"{name}/".startswith(self._pipeline.router.prefixes) for name in collections):
             self._tracked.follow(did)
-            await self._repairs.want([Want(did, WantReason.SYNC)], self._pipeline.clock())
+            await self._repairs.want([Want(did, WantReason.FIRST_SEEN)], self._pipeline.clock())
         await self._repairs.end_probe(did)
 
 
@@ -202,7 +213,7 @@ class Discovery:
                 failures += 1
                 _log.info("discovery interrupted", source=source, collection=collection, error=str(error))
                 await asyncio.sleep(max(error.retry_after or 0.0, self._pace.after(failures)))
-            except DatabaseUnavailable:
+            except (BatchRefused, DatabaseUnavailable):
                 failures += 1
                 await asyncio.sleep(self._pace.after(failures))
             else:

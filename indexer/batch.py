@@ -7,9 +7,10 @@ counts, also those that a later change of the same batch overwrites.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from indexer.cbor import cid_text
 from indexer.model import (
@@ -49,6 +50,9 @@ class Position:
 
     seq: int | None
     event_time: datetime | None
+
+
+Thing: TypeAlias = "Key | str | Proposal | Undecided | Want | DeadLetter | AccountChange | HandleChange"
 
 
 def key_of(change: Change) -> Key:
@@ -146,36 +150,82 @@ class Batch:
         return keys | commits | {want.did for want in self.wants if want.did}
 
     def halves(self) -> tuple[Batch, Batch]:
-        """Two batches that, written one after the other, do what this one does; all but changes is in the second.
+        """Two batches that, written one after the other, do what this one does; positions are in the second.
 
-        Changes of one key stay together, proposals keep their order. Raises ValueError if nothing is left to part.
+        Changes of one key stay together, proposals keep their order, and a part of a proposal alone doesn't move its
+        repository. Raises ValueError if nothing is left to part.
         """
-        low, high = Batch(), replace(self, puts={}, deletes={}, versions={}, proposals=[])
-        keys = sorted({*self.puts, *self.deletes})
-        if keys and self.proposals:
-            low.proposals = self.proposals
-            self._move(keys, high)
-        elif len(keys) > 1:
-            self._move(keys[: len(keys) // 2], low)
-            self._move(keys[len(keys) // 2 :], high)
-        elif len(self.proposals) > 1:
-            middle = len(self.proposals) // 2
-            low.proposals, high.proposals = self.proposals[:middle], self.proposals[middle:]
-        elif self.proposals and len(self.proposals[0].changes) > 1:
+        things = list(self._things())
+        if len(things) == 1 and len(self.proposals) == 1 and len(self.proposals[0].changes) > 1:
             (only,) = self.proposals
             middle = len(only.changes) // 2
-            low.proposals = [replace(only, changes=only.changes[:middle])]
-            for change in only.changes[middle:]:  # proven as they are, whatever became of the commit
-                high.add(change)
-        else:
+            first = replace(only, changes=only.changes[:middle], moves=False)
+            return Batch(proposals=[first]), replace(self, proposals=[replace(only, changes=only.changes[middle:])])
+        if len(things) < 2:
             raise ValueError("nothing left to part")
+        middle = len(things) // 2
+        low, high = self._only(things[:middle]), self._only(things[middle:])
+        high.positions = self.positions
         return low, high
 
-    def _move(self, keys: list[Key], target: Batch) -> None:
-        wanted = set(keys)
-        target.puts = {key: change for key, change in self.puts.items() if key in wanted}
-        target.deletes = {key: order for key, order in self.deletes.items() if key in wanted}
-        target.versions = {version: change for version, change in self.versions.items() if version[0] in wanted}
+    def without_last(self) -> tuple[str | None, str, Batch]:
+        """The batch without the one thing it holds: whose that is, what it is ('' for nothing), and what is left.
+
+        A commit whose one record goes is still a commit.
+        """
+        rest = Batch(positions=self.positions)
+        for kind, thing in self._things():
+            if isinstance(thing, Key):
+                return thing.did, f"{thing.collection}/{thing.rkey}", rest
+            if isinstance(thing, Proposal) and thing.changes:
+                rest.proposals = [replace(thing, changes=())]
+                return thing.did, f"{thing.changes[0].collection}/{thing.changes[0].rkey}", rest
+            did = thing if isinstance(thing, str) else thing.did
+            return (None if kind == "dead_letters" else did), kind, rest
+        return None, "", rest
+
+    def _things(self) -> Iterator[tuple[str, Thing]]:
+        """All that could be refused, each with its kind. What takes others of the batch away comes after them."""
+        for kind, things in (
+            ("dead_letters", self.dead_letters),
+            ("undecided", self.undecided),
+            ("proposals", self.proposals),
+            ("changes", sorted({*self.puts, *self.deletes})),
+            ("confirmed", sorted(self.confirmed)),
+            ("wants", self.wants),
+            ("probes", sorted(self.probes)),
+            ("handles", self.handles.values()),
+            ("accounts", self.accounts.values()),
+        ):
+            for thing in things:
+                yield kind, thing
+
+    def _only(self, things: list[tuple[str, Thing]]) -> Batch:
+        """A batch of these things out of this one."""
+        part = Batch()
+        keys = {thing for _, thing in things if isinstance(thing, Key)}
+        part.puts = {key: change for key, change in self.puts.items() if key in keys}
+        part.deletes = {key: order for key, order in self.deletes.items() if key in keys}
+        part.versions = {version: change for version, change in self.versions.items() if version[0] in keys}
+        for kind, thing in things:
+            match thing:
+                case str() if kind == "confirmed":
+                    part.confirmed[thing] = self.confirmed[thing]
+                case str():
+                    part.probes.add(thing)
+                case AccountChange():
+                    part.accounts[thing.did] = thing
+                case HandleChange():
+                    part.handles[thing.did] = thing
+                case Proposal():
+                    part.proposals.append(thing)
+                case Undecided():
+                    part.undecided.append(thing)
+                case Want():
+                    part.wants.append(thing)
+                case DeadLetter():
+                    part.dead_letters.append(thing)
+        return part
 
 
 def weight_of(change: Change) -> int:

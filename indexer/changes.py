@@ -64,21 +64,26 @@ def proposal_of(proven: Proven, commit: Commit, source: str, frame: bytes) -> tu
     return Proposal(proven.did, proven.rev, commit.since, prev_data, data, tuple(changes), source, frame), rejected
 
 
-def snapshot_change(did: str, rev: str, collection: str, rkey: str, cid: bytes, block: bytes) -> Change:
-    """A record that a proven repository holds at ``rev``. Raises Rejected where its key can't be kept."""
-    path = f"{collection}/{rkey}"
-    if parse_path(path) is None:
+def check_path(did: str, path: str) -> tuple[str, str]:
+    """Collection and record key of a path. Raises Rejected (bad_path, key_too_long) where no row can have that key."""
+    parts = parse_path(path)
+    if parts is None:
         raise Rejected(Reason.BAD_PATH, "the path is no collection and record key")
-    _check_length(did, path)
-    return Change(did, "", collection, rkey, rev, cid_text(cid), _record(collection, rkey, block)[0], "repo")
+    if len(did) + len(path) > MAX_KEY:
+        raise Rejected(Reason.KEY_TOO_LONG, f"DID and path are {len(did) + len(path)} bytes long")
+    return parts
+
+
+def read_record(collection: str, rkey: str, block: bytes) -> tuple[Record, Rejected | None]:
+    """What is kept of a record's block, and what is wrong with one that can't be decoded."""
+    try:
+        return record_of(collection, rkey, block), None
+    except Rejected as rejected:
+        return undecodable_record(block), rejected
 
 
 def _change(did: str, rev: str, op: Operation, block: bytes | None, proof: Proof | None) -> Iterator[Change | Rejected]:
-    path = parse_path(op.path)
-    if path is None:
-        raise Rejected(Reason.BAD_PATH, "the path is no collection and record key")
-    collection, rkey = path
-    _check_length(did, op.path)
+    collection, rkey = check_path(did, op.path)
     if op.action == "delete":
         yield Change(did, "", collection, rkey, rev, None, None, proof)
         return
@@ -86,7 +91,7 @@ def _change(did: str, rev: str, op: Operation, block: bytes | None, proof: Proof
         raise Rejected(Reason.UNKNOWN_ACTION, "an operation is neither create, update nor delete")
     if op.cid is None or block is None:
         raise Rejected(Reason.MALFORMED_FRAME, f"a {op.action} has no CID")
-    record, trouble = _record(collection, rkey, block)
+    record, trouble = read_record(collection, rkey, block)
     yield Change(did, "", collection, rkey, rev, cid_text(op.cid), record, proof)
     if trouble is not None:
         yield trouble
@@ -99,14 +104,3 @@ def _add_up(size: int, block: bytes | None) -> int:
         raise Rejected(Reason.TOO_BIG, f"the records of one commit have over {MAX_RECORDS} bytes")
     return size
 
-
-def _check_length(did: str, path: str) -> None:
-    if len(did) + len(path) > MAX_KEY:
-        raise Rejected(Reason.KEY_TOO_LONG, f"DID and path are {len(did) + len(path)} bytes long")
-
-
-def _record(collection: str, rkey: str, block: bytes) -> tuple[Record, Rejected | None]:
-    try:
-        return record_of(collection, rkey, block), None
-    except Rejected as rejected:
-        return undecodable_record(block), rejected

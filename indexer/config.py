@@ -136,7 +136,7 @@ class Settings(BaseModel):
         "127.0.0.1:9464", "HOST:PORT", "Where /metrics, /healthz and /readyz are served; port 0 takes any, printed"
     )
     max_lag: Duration = _setting("120", "TIME", "A source whose last event is older than this is not ready")
-    quota_rows: Count = _setting(1_000_000, "N", "The most rows kept for one account, history and tombstones included")
+    quota_rows: Count = _setting(100_000, "N", "The most rows kept for one account, history and tombstones included")
     quota_bytes: Size = _setting("10GiB", "SIZE", "The most bytes kept for one account")
     keep_history: Annotated[Literal["hashes", "content"], BeforeValidator(lower_case)] = _setting(
         "hashes", "hashes|content", "What is kept of a prompt that was overwritten: its hashes, or its text too"

@@ -22,19 +22,22 @@ from indexer.embedded import EmbeddedPostgres
 from indexer.errors import DatabaseUnavailable, IndexerError, SettingsError, SourceBroken
 from indexer.http import HttpServer
 from indexer.intake import Intake
+from indexer.jetstream_intake import JetstreamIntake
 from indexer.metrics import Metrics
+from indexer.outbound import fetched_once
 from indexer.pipeline import Pipeline, utc_now
 from indexer.route import Router
-from indexer.sources.address import FileAddress, parse_source_url
+from indexer.sources.address import FileAddress, JetstreamAddress, parse_source_url
 from indexer.sources.base import Chunk, Source, State, Status
 from indexer.sources.file import FileSource
 from indexer.sources.firehose import FirehoseSource
 from indexer.sources.follow import Follower
+from indexer.sources.jetstream import JetstreamSource
 from indexer.space_accounts import opened_spaces
 from indexer.space_follow import SpaceFollower
 from indexer.store import Limits, Store
 from indexer.syntax import CollectionFilter, parse_instant
-from indexer.trust import Word
+from indexer.trust import Trust, Word
 from indexer.verification import Job, Verification, opened_verification
 
 ONCE_ATTEMPTS = 3  # connections tried under --once before a source counts as failed
@@ -101,7 +104,14 @@ async def open_source(text: str, settings: Settings) -> Source:
     address = parse_source_url(text)
     if isinstance(address, FileAddress):
         return await FileSource.open(address.path)
+    if isinstance(address, JetstreamAddress):
+        return JetstreamSource(address, settings.collections, fetch=fetched_once, idle_timeout=settings.idle_timeout)
     return FirehoseSource(address, idle_timeout=settings.idle_timeout)
+
+
+def _intake(pipeline: Pipeline, source: Source, trust: Trust, position: int | None) -> Intake:
+    kind = JetstreamIntake if isinstance(source, JetstreamSource) else Intake
+    return kind(pipeline, source, trust, position)
 
 
 class Daemon:
@@ -211,11 +221,11 @@ class Daemon:
         """Start what follows a source: its frames, and where proofs are demanded the discovery at its host."""
         verification = self._verification
         if verification is None:
-            intake = Intake(self.pipeline, source, Word(self.pipeline), position)
+            intake = _intake(self.pipeline, source, Word(self.pipeline), position)
             return [group.create_task(self._follow(source, intake), name=f"source {source.key}")]
         missed = source.live and position is None
         await self._reached(lambda: verification.begin(source.key, missed=missed))
-        intake = Intake(self.pipeline, source, verification.trust, position)
+        intake = _intake(self.pipeline, source, verification.trust, position)
         tasks = [group.create_task(self._follow(source, intake), name=f"source {source.key}")]
         if isinstance(source, FirehoseSource):
             discovery = verification.discover(source.key, source.url)

@@ -4,6 +4,7 @@
     ├── SettingsError            a setting is wrong; exit code 2
     ├── DatabaseError
     │   ├── DatabaseUnavailable  no connection, or it was lost: try the same batch again
+    │   │   └── DatabaseTooSlow  a statement took too long: less at a time may go through
     │   ├── BatchRefused         the database refuses this data: bisect until the row is found
     │   └── SchemaError          missing, unknown or broken schema, or no right to it: stop; exit code 3
     ├── EmbeddedError            the embedded PostgreSQL cannot be prepared or started; exit code 3
@@ -36,6 +37,10 @@ class DatabaseError(IndexerError):
 
 class DatabaseUnavailable(DatabaseError):
     """No connection to the database, or it broke: nothing was committed, the same work may be tried again."""
+
+
+class DatabaseTooSlow(DatabaseUnavailable):
+    """A statement took longer than the database was asked to give it: the same again may take as long."""
 
 
 class BatchRefused(DatabaseError):

@@ -48,16 +48,16 @@ def decode_frame(raw: bytes) -> tuple[str, Body]:
 
 def commit_event(body: Body) -> Commit:
     """The ``#commit`` in a body. Raises Rejected where a field is missing or of the wrong type."""
-    operations = _field(body, "ops", list)
+    operations = field(body, "ops", list)
     if len(operations) > MAX_OPERATIONS:
         raise Rejected(Reason.TOO_MANY_OPERATIONS, f"{len(operations)} operations in one commit")
     return Commit(
-        seq=_field(body, "seq", int),
-        time=_field(body, "time", str),
-        did=_field(body, "repo", str),
-        rev=_field(body, "rev", str),
+        seq=field(body, "seq", int),
+        time=field(body, "time", str),
+        did=field(body, "repo", str),
+        rev=field(body, "rev", str),
         since=_optional(body, "since", str),
-        commit=_field(body, "commit", bytes),
+        commit=field(body, "commit", bytes),
         prev_data=_optional(body, "prevData", bytes),
         operations=tuple(_operation(item) for item in operations),
         blocks=_optional(body, "blocks", bytes) or b"",
@@ -79,10 +79,10 @@ def damaged_repo(raw: bytes) -> str | None:
 def account_event(body: Body) -> Account:
     """The ``#account`` in a body. Raises Rejected where a field is missing or of the wrong type."""
     return Account(
-        seq=_field(body, "seq", int),
-        time=_field(body, "time", str),
-        did=_field(body, "did", str),
-        active=_field(body, "active", bool),
+        seq=field(body, "seq", int),
+        time=field(body, "time", str),
+        did=field(body, "did", str),
+        active=field(body, "active", bool),
         status=_optional(body, "status", str),
     )
 
@@ -90,9 +90,9 @@ def account_event(body: Body) -> Account:
 def identity_event(body: Body) -> Identity:
     """The ``#identity`` in a body. Raises Rejected where a field is missing or of the wrong type."""
     return Identity(
-        seq=_field(body, "seq", int),
-        time=_field(body, "time", str),
-        did=_field(body, "did", str),
+        seq=field(body, "seq", int),
+        time=field(body, "time", str),
+        did=field(body, "did", str),
         handle=_optional(body, "handle", str),
     )
 
@@ -100,11 +100,11 @@ def identity_event(body: Body) -> Identity:
 def sync_event(body: Body) -> Sync:
     """The ``#sync`` in a body. Raises Rejected where a field is missing or of the wrong type."""
     return Sync(
-        seq=_field(body, "seq", int),
-        time=_field(body, "time", str),
-        did=_field(body, "did", str),
-        rev=_field(body, "rev", str),
-        blocks=_field(body, "blocks", bytes),
+        seq=field(body, "seq", int),
+        time=field(body, "time", str),
+        did=field(body, "did", str),
+        rev=field(body, "rev", str),
+        blocks=field(body, "blocks", bytes),
     )
 
 
@@ -112,14 +112,15 @@ def _operation(item: object) -> Operation:
     if not isinstance(item, dict):
         raise Rejected(Reason.MALFORMED_FRAME, "an operation is no map")
     return Operation(
-        action=_field(item, "action", str),
-        path=_field(item, "path", str),
+        action=field(item, "action", str),
+        path=field(item, "path", str),
         cid=_optional(item, "cid", bytes),
         prev=_optional(item, "prev", bytes),
     )
 
 
-def _field(body: Body, name: str, kind: type[T]) -> T:
+def field(body: Body, name: str, kind: type[T]) -> T:
+    """A field that has to be there, of this type. Raises Rejected (malformed_frame)."""
     value = body.get(name)
     if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
@@ -127,4 +128,4 @@ def _field(body: Body, name: str, kind: type[T]) -> T:
 
 
 def _optional(body: Body, name: str, kind: type[T]) -> T | None:
-    return None if body.get(name) is None else _field(body, name, kind)
+    return None if body.get(name) is None else field(body, name, kind)

@@ -41,7 +41,13 @@ _log = structlog.stdlib.get_logger("indexer.intake")
 
 
 class Intake:
-    """Takes in what one source gives, committed so far up to ``position``; ``trust`` decides what is believed."""
+    """Takes in what one source gives, committed so far up to ``position``; ``trust`` decides what is believed.
+
+    ``decode`` reads a frame, ``damaged`` sees whose a frame is that can't be read.
+    """
+
+    decode = staticmethod(decode_frame)
+    damaged = staticmethod(damaged_repo)
 
     def __init__(self, pipeline: Pipeline, source: Source, trust: Trust, position: int | None) -> None:
         self.source = source
@@ -67,6 +73,8 @@ class Intake:
         """Take in what the source gave; returns when there is room for more."""
         if isinstance(item, Opened):
             self._asked, self._first = item.cursor, self._sequenced
+            if item.missed:
+                self._outdated()
         elif isinstance(item, Dropped):
             self.set_aside(item.reason, item.detail, b"", None)
             if item.position is not None:
@@ -77,14 +85,14 @@ class Intake:
 
     def _chunk(self, chunk: Chunk) -> None:
         """The hot path: nearly every frame of the network ends at the ``continue``."""
-        touches, tracked = self._pipeline.router.touches, self._trust.tracked
+        decode, touches, tracked = self.decode, self._pipeline.router.touches, self._trust.tracked
         meter, start = self.meter, chunk.start
         for number, raw in enumerate(chunk.frames, 1):
             kind, body = "other", Body()
             if start is not None:
                 self.position = start + number
             try:
-                kind, body = decode_frame(raw)
+                kind, body = decode(raw)
                 if start is None and not self._advance(kind, body):
                     return
                 if kind == "#commit" and not touches(body) and body["repo"] not in tracked:
@@ -110,11 +118,14 @@ class Intake:
             self._first = False
             if self._asked and seq <= self._asked:
                 return self._begin_again(ReconnectReason.SEQUENCE_RESET)
-        if not self.position or 0 < seq - self.position <= MAX_JUMP:
-            self.position = seq
-        elif seq > self.position:
+        if seq > (self.position or 0) and self._is_jump(seq):
             raise Rejected(Reason.SEQUENCE_JUMP, f"sequence number {seq} after {self.position}")
+        self.position = max(seq, self.position or 0)
         return True
+
+    def _is_jump(self, seq: int) -> bool:
+        """Whether a number is too far ahead to be one of the host's."""
+        return bool(self.position) and seq - (self.position or 0) > MAX_JUMP
 
     def _error(self, body: Body) -> bool:
         word = body.get("error")
@@ -138,9 +149,7 @@ class Intake:
 
     def _event(self, kind: str, body: Body, raw: bytes) -> None:
         if kind == "#commit":
-            commit = commit_event(body)
-            self._let_in(commit.did)
-            self._trust.commit(self, commit, raw)
+            self._commit(body, raw)
         elif kind == "#account":
             account = account_event(body)
             self._let_in(account.did)
@@ -156,10 +165,19 @@ class Intake:
             self._trust.sync(self, sync)
         elif kind == "#info":
             if body.get("name") == "OutdatedCursor":
-                _log.warning("the source no longer has all that was missed", source=self.source.label)
-                self._trust.want(Want("", WantReason.OUTDATED_CURSOR))
+                self._outdated()
         elif kind != ERROR:
             raise Rejected(Reason.UNKNOWN_EVENT, "an event of a type we don't know")
+
+    def _commit(self, body: Body, raw: bytes) -> None:
+        """A commit that touches what we follow, or any of a tracked account."""
+        commit = commit_event(body)
+        self._let_in(commit.did)
+        self._trust.commit(self, commit, raw)
+
+    def _outdated(self) -> None:
+        _log.warning("the source no longer has all that was missed", source=self.source.label)
+        self._trust.want(Want("", WantReason.OUTDATED_CURSOR))
 
     def _instant(self, text: str) -> datetime:
         time = event_time(text)
@@ -183,7 +201,7 @@ class Intake:
     def _reject(self, rejected: Rejected, raw: bytes, body: Body) -> None:
         """Set a frame aside, and look after the repository that a damaged commit may have been of."""
         self.set_aside(rejected.reason, rejected.detail, raw, _did(body))
-        did = damaged_repo(raw) if rejected.reason in DAMAGED else None
+        did = self.damaged(raw) if rejected.reason in DAMAGED else None
         if did is not None and self._pipeline.router.refusal(did) is None:
             followed = any(prefix.encode() in raw for prefix in self._pipeline.router.prefixes)
             if followed or did in self._trust.tracked:
@@ -203,4 +221,5 @@ class Intake:
 def _did(body: Body) -> str | None:
     """The account that a body names, as far as it may be shown."""
     did = body.get("repo", body.get("did"))
-    return did[:256].replace("\0", "") if isinstance(did, str) else None
+    shown = did[:256].replace("\0", "") if isinstance(did, str) else None
+    return shown and shown.encode(errors="replace").decode()  # JSON can name half a surrogate pair

@@ -72,17 +72,18 @@ class _Field:
     format: str | None = None
     max_bytes: int | None = None
 
-    def broken_rule(self, value: Json) -> Iterator[str]:
+    def broken_rules(self, value: Json) -> list[str]:
         """The rules that ``value`` breaks; one of the wrong type has no further ones."""
         if not _TYPES[self.type](value):
-            yield "type"
-            return
+            return ["type"]
+        broken: list[str] = []
         if isinstance(value, str):
-            # Lexicon counts bytes of UTF-8, not characters.
-            if self.max_bytes is not None and len(value.encode()) > self.max_bytes:
-                yield "max_length"
+            # Lexicon counts bytes of UTF-8, not characters; a character has at most four.
+            if self.max_bytes is not None and self.max_bytes < 4 * len(value) and len(value.encode()) > self.max_bytes:
+                broken.append("max_length")
             if self.format is not None and not _FORMATS[self.format](value):
-                yield self.format
+                broken.append(self.format)
+        return broken
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,8 @@ class _Schema:
                 yield Violation(name, "required")
         for name, rules in self.fields.items():
             if name in data:
-                yield from (Violation(name, rule) for rule in rules.broken_rule(data[name]))
+                for rule in rules.broken_rules(data[name]):
+                    yield Violation(name, rule)
 
 
 def _is_object(value: Json) -> bool:

@@ -185,7 +185,8 @@ class Proposal:
     """A commit proven in itself: whether it continues what is held is decided when it is written.
 
     ``prev_data`` is the root its operations start from, None if that isn't known; CIDs are text. ``frame`` is kept
-    if it has to wait.
+    if it has to wait. One that doesn't ``moves`` holds a part of its commit's changes: the repository is led on with
+    the rest.
     """
 
     did: str
@@ -196,6 +197,7 @@ class Proposal:
     changes: tuple[Change, ...]
     source: str
     frame: bytes
+    moves: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Specification: the lexicons of those names. A host's word is taken for what it i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
@@ -27,7 +28,8 @@ _STATES: Final = {
 }
 _NO_SUCH_METHOD: Final = frozenset(("MethodNotImplemented", "XRPCNotSupported"))
 _NO_SUCH_METHOD_STATUS: Final = (404, 405, 501)
-_LONGEST_STATUS: Final = 64
+_STATUS: Final = re.compile(r"[a-z_]{1,64}")  # what a host says of an account is shown to others
+_LONGEST_CID: Final = 64
 _LONGEST_CURSOR: Final = 4_096
 _RECORD_BYTES: Final = 8 << 20
 _PAGE_BYTES: Final = 8 << 20
@@ -109,7 +111,7 @@ class RepoHost:
             raise _nonsense(host, did)
         return RepoStatus(
             active,
-            None if active else status[:_LONGEST_STATUS] if isinstance(status, str) and status else "inactive",
+            None if active else status if isinstance(status, str) and _STATUS.fullmatch(status) else "inactive",
             rev if isinstance(rev, str) and is_tid(rev) else None,
         )
 
@@ -119,7 +121,7 @@ class RepoHost:
         cid, rev = body.get("cid"), body.get("rev")
         if not isinstance(cid, str) or not isinstance(rev, str) or not is_tid(rev):
             raise _nonsense(host, did)
-        return Head(cid[:_LONGEST_STATUS], rev)
+        return Head(cid[:_LONGEST_CID], rev)
 
     async def describe_repo(self, host: str, did: str, *, trusted: bool = False) -> tuple[str, ...]:
         """Collections in the repository, at most 10,000."""
@@ -171,7 +173,7 @@ class RepoHost:
         if not isinstance(repos, list):
             raise _refused(host, collection, status, code)
         after = body.get("cursor")
-        if after is not None and not (isinstance(after, str) and len(after) <= _LONGEST_CURSOR):
+        if after is not None and not _is_cursor(after):
             raise _nonsense(host, collection)
         return Page(tuple(dict.fromkeys(filter(None, map(_did_of, repos)))), after or None)
 
@@ -184,6 +186,13 @@ class RepoHost:
 
 def _url(host: str, method: str, **query: str) -> str:
     return f"{host}/xrpc/{method}?{urlencode(query, quote_via=quote)}"
+
+
+def _is_cursor(value: object) -> bool:
+    """Whether a host's cursor can be kept, and given back to it: text that is Unicode, without U+0000."""
+    if not isinstance(value, str) or len(value) > _LONGEST_CURSOR or "\0" in value:
+        return False
+    return not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _did_of(repo: object) -> str | None:

@@ -72,9 +72,14 @@ class Snapshot:
 
         Complete, or raises Rejected: then what came before is right but not all.
         """
-        for key, cid in walk_prefix(self.commit.data, [prefix.encode() for prefix in prefixes], self.block):
-            collection, _, rkey = key.decode("ascii").partition("/")
+        for path, cid in self.paths(prefixes):
+            collection, _, rkey = path.partition("/")
             yield SnapshotRecord(collection, rkey, cid, self.block(cid))
+
+    def paths(self, prefixes: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        """The same without reading the records: the path of each, unchecked, and its binary CID."""
+        for key, cid in walk_prefix(self.commit.data, [prefix.encode() for prefix in prefixes], self.block):
+            yield key.decode("ascii"), cid
 
 
 def open_snapshot(file: BinaryIO, *, max_blocks: int = MAX_BLOCKS) -> Snapshot:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Protocol
 
-from indexer.car import read_car
+from indexer.car import Car, read_car
 from indexer.changes import changes_of, check_rev, proposal_of
 from indexer.errors import Rejected
 from indexer.keys import PublicKey
@@ -30,6 +31,7 @@ from indexer.store import Applied
 from indexer.syntax import tid_of
 from indexer.verify import Failed, Failure, Proven, check_commit, check_sync
 
+KEYS_PARSED = 50_000  # at hand: a key takes ten times the memory of its text, and parsing it longer than using it
 AHEAD = timedelta(minutes=5)  # that a stranger's clock may be ahead of ours
 
 _WANTS = {Failure.MISSING_BLOCK: WantReason.MISSING_BLOCK, Failure.TOO_BIG: WantReason.TOO_BIG}
@@ -58,6 +60,9 @@ class Trust(Protocol):
 
     def commit(self, intake: Aside, commit: Commit, raw: bytes) -> None:
         """A commit that touches what we follow, or any of a tracked account. Raises Rejected."""
+
+    def told(self, intake: Aside, commit: Commit, car: Car, raw: bytes) -> None:
+        """A commit with the records it writes and nothing that proves it. Raises Rejected."""
 
     def sync(self, intake: Aside, sync: Sync) -> None:
         """A head without operations. Raises Rejected."""
@@ -88,14 +93,12 @@ class Word:
         check_rev(commit.rev, micros(self._pipeline.clock()))
         if commit.too_big:
             raise Rejected(Reason.TOO_BIG, "the host left the blocks out")
-        count_operations(self._pipeline, commit)
-        kept = raw
-        for outcome in changes_of(commit, read_car(commit.blocks), self._pipeline.router.prefixes):
-            if isinstance(outcome, Rejected):
-                intake.set_aside(outcome.reason, outcome.detail, kept, commit.did)
-                kept = b""  # one copy of the frame is enough
-            else:
-                self._pipeline.batch.add(outcome)
+        take_unproven(self._pipeline, intake, commit, read_car(commit.blocks), raw)
+
+    def told(self, intake: Aside, commit: Commit, car: Car, raw: bytes) -> None:
+        """The commit's changes, unproven as all are here."""
+        check_rev(commit.rev, micros(self._pipeline.clock()))
+        take_unproven(self._pipeline, intake, commit, car, raw)
 
     def sync(self, intake: Aside, sync: Sync) -> None:
         """Nothing: without repair there is nothing to do about it."""
@@ -121,22 +124,30 @@ class Tracked:
 
     def __init__(self) -> None:
         self.revs: dict[str, str] = {}
-        self._keys: dict[str, PublicKey] = {}
+        self._keys: dict[str, str] = {}  # as text: of a million accounts few write at a time
 
     def __contains__(self, did: object) -> bool:
         return did in self.revs
 
-    def follow(self, did: str, rev: str = "") -> None:
-        """Track an account from now on."""
+    def follow(self, did: str, rev: str = "", key: str | None = None) -> None:
+        """Track an account from now on; ``key`` is the text form of its key, where that is known."""
         self.revs.setdefault(did, rev)
+        if key is not None:
+            self._keys[did] = key
+
+    def forget(self, did: str) -> None:
+        """Don't track an account any more."""
+        self.revs.pop(did, None)
+        self._keys.pop(did, None)
 
     def key(self, did: str) -> PublicKey | None:
         """The key that the account's commits have to be signed with, if it is at hand."""
-        return self._keys.get(did)
+        text = self._keys.get(did)
+        return None if text is None else _parsed(text)
 
     def learn_key(self, did: str, key: PublicKey) -> None:
         """Note the account's current key."""
-        self._keys[did] = key
+        self._keys[did] = key.did_key()
 
     def forget_key(self, did: str) -> None:
         """The key may have changed: no commit is judged by it any more."""
@@ -145,6 +156,11 @@ class Tracked:
     def learn(self, applied: Applied) -> None:
         """Note what repositories have moved to."""
         self.revs.update(applied.heads)
+
+
+@lru_cache(KEYS_PARSED)
+def _parsed(key: str) -> PublicKey:
+    return PublicKey.parse(key)
 
 
 class Proof:
@@ -186,7 +202,20 @@ class Proof:
             self._put_off(Undecided(commit.did, commit.rev, WantReason.BAD_SIGNATURE, source, raw))
         else:
             intake.set_aside(reason_of(verdict.failure), verdict.failure.value, raw, commit.did)
-            self.want(Want(commit.did, _WANTS.get(verdict.failure, WantReason.UNPROVEN)))
+            reason = _WANTS.get(verdict.failure)  # what may be there all the same; the rest proves no rev
+            self.want(Want(commit.did, reason, commit.rev) if reason else Want(commit.did, WantReason.UNPROVEN))
+
+    def told(self, intake: Aside, commit: Commit, car: Car, raw: bytes) -> None:
+        """The commit's changes at once, unproven; the repository is wanted, which proves or disproves them."""
+        try:
+            check_rev(commit.rev, micros(self._pipeline.clock()))
+        except Rejected:
+            self.want(Want(commit.did, WantReason.UNPROVEN))
+            raise
+        if commit.rev <= self.tracked.revs.get(commit.did, ""):
+            raise Rejected(Reason.DUPLICATE, "not newer than what is proven")
+        take_unproven(self._pipeline, intake, commit, car, raw)
+        self.want(Want(commit.did, WantReason.UNPROVEN, commit.rev))
 
     def _put_off(self, undecided: Undecided) -> None:
         self.tracked.follow(undecided.did)
@@ -230,6 +259,18 @@ class Proof:
         else:
             self._on_loss()
         self._pipeline.batch.wants.append(want)
+
+
+def take_unproven(pipeline: Pipeline, intake: Aside, commit: Commit, car: Car, raw: bytes) -> None:
+    """Take a commit's changes in without a proof; its blocks have to hash to their CIDs."""
+    count_operations(pipeline, commit)
+    kept = raw
+    for outcome in changes_of(commit, car, pipeline.router.prefixes):
+        if isinstance(outcome, Rejected):
+            intake.set_aside(outcome.reason, outcome.detail, kept, commit.did)
+            kept = b""  # one copy of the frame is enough
+        else:
+            pipeline.batch.add(outcome)
 
 
 def judge(commit: Commit, key: PublicKey | None, prefixes: tuple[str, ...]) -> Proven | Failed:

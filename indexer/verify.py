@@ -91,36 +91,6 @@ class Proven:
 Verdict: TypeAlias = Proven | Failed
 
 
-class Held(NamedTuple):
-    """The last proven state of a repository: its revision and the root of its tree."""
-
-    rev: str
-    data: bytes
-
-
-class Chain(StrEnum):
-    """How a commit stands to the state that is held."""
-
-    FIRST = "first"  # nothing is held
-    CONTINUES = "continues"
-    DUPLICATE = "duplicate"  # not newer than what is held
-    GAP = "gap"  # something lies between
-
-
-def chains(rev: str, prev_data: bytes | None, held: Held | None) -> Chain:
-    """How a commit of ``rev`` whose operations start from ``prev_data`` stands to what is held.
-
-    Called with an event's own ``prev_data`` it is a guess that saves work, with that of :class:`Proven` it is
-    certain. ``since`` has no say: it is a host's word, and where the trees are the same nothing was missed. None for
-    ``prev_data`` while something is held is a gap: operations may have been left out.
-    """
-    if held is None:
-        return Chain.FIRST
-    if rev <= held.rev:
-        return Chain.DUPLICATE
-    return Chain.CONTINUES if prev_data == held.data else Chain.GAP
-
-
 def decode_commit(block: bytes) -> SignedCommit:
     """Commit object out of its block; raises Rejected(MALFORMED_CAR) unless it is a canonical one of version 3.
 

@@ -285,20 +285,18 @@ quarrels = st.lists(st.one_of(_quarrel, _quarrel, _quarrel, _quarrel, _quarrel, 
 # Prompts that are always siblings of others: one repository, two agents, few values.
 _sibling = st.fixed_dictionaries(
     {
-        "agent": st.sampled_from([REFERENCES[0]] * 3 + [REFERENCES[1]]),
+        "agent": st.sampled_from([REFERENCES[0], REFERENCES[0], REFERENCES[1]]),
         "rawSystemHash": st.sampled_from([HASHES[1], HASHES[1].upper(), HASHES[2], "none"]),
-        "compiledAt": st.sampled_from([INSTANTS[0], INSTANTS[3], INSTANTS[4], INSTANTS[5], "never"]),
+        "compiledAt": st.sampled_from(["2023-01-01T00:00:00Z", INSTANTS[0], INSTANTS[3], INSTANTS[4], "never"]),
     },
-    optional={"memfsRevision": st.sampled_from(["r1", "r1", "r2"])},
+    optional={"memfsRevision": st.sampled_from(["r1", "r2"])},
 )
-_agents = st.fixed_dictionaries(
-    {}, optional={"system": st.sampled_from(["old", "new"]), "memfsRevision": st.just("r1")}
-)
+_systems = {"system": st.sampled_from(["old", "new"]), "memfsRevision": st.just("r1")}
 _related = st.one_of(
     *[st.builds(Put, st.just(PROMPT), st.sampled_from(KEYS), _sibling)] * 5,
-    st.builds(Put, st.just(AGENT), st.just(KEYS[0]), _agents),
+    st.builds(Put, st.just(AGENT), st.just(KEYS[0]), st.fixed_dictionaries({}, optional=_systems)),
     st.builds(Gone, st.sampled_from([PROMPT, AGENT]), st.sampled_from(KEYS)),
 )
 _family = st.builds(Committed, st.just(DID), st.integers(0, 9), st.lists(_related, min_size=1, max_size=3).map(tuple))
 
-families = st.lists(_family, min_size=3, max_size=10)
+families = st.lists(_family, min_size=6, max_size=10)

@@ -10,17 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hypothesis import given
+import hypothesis
 from hypothesis import strategies as st
 
 from indexer.simulator.freshness import judge
 from indexer.simulator.oracle import Expected
-from tests.frames import PROMPT
+from tests import frames
+from tests.frames import DID, PROMPT
 from tests.histories import (
+    KEYS,
     NOW,
+    REFERENCES,
     Batches,
     Committed,
     Lived,
+    Put,
     Told,
     Version,
     arrivals,
@@ -44,6 +48,8 @@ WIPE = "; ".join(f"delete from letta_store.{table}" for table in TABLES)
 ROWS = " union all ".join(f"select uri, cid, rev from letta_store.{table}" for table in RECORD_TABLES)
 SIZES = " union all ".join(f"select did, size from letta_store.{table}" for table in RECORD_TABLES)
 COUNTS = f"select did, count(*) as records, sum(size) as bytes from ({SIZES}) kept group by did"
+MARKED = (f"select did from letta_store.{table}" for table in ("tombstone", "recompile", "conversation_version"))
+MARKS = f"select did, count(*) from ({' union all '.join(MARKED)}) marked group by did"
 FLAGS = "select uri, freshness, stale_reasons, stale_since, evidence::text from letta_store.compiled_prompt"
 COMPILES = f"select letta_store.uri_of(did, space, '{PROMPT}', rkey) as uri, rev, cid from letta_store.recompile"
 # All that may not depend on how the events arrived: everything kept but when it was.
@@ -83,6 +89,8 @@ async def assert_true_counts(sql: Sql) -> None:
     counts = {row["did"]: (row["records"], row["bytes"]) for row in await sql.fetch(COUNTS)}
     repos = await sql.fetch("select did, records, bytes from letta_store.repo where (records, bytes) <> (0, 0)")
     assert {row["did"]: (row["records"], row["bytes"]) for row in repos} == counts
+    marks = dict(map(tuple, await sql.fetch(MARKS)))
+    assert dict(map(tuple, await sql.fetch("select did, marks from letta_store.repo where marks <> 0"))) == marks
 
 
 async def arrive(index: Indexing, sql: Sql, batches: Batches, values: Mapping[str, Any]) -> None:
@@ -102,7 +110,7 @@ async def index_anew(database: str, sql: Sql, batches: Batches, values: Mapping[
 
 
 @examples(20)
-@given(data=st.data(), life=lives)
+@hypothesis.given(data=st.data(), life=lives)
 async def test_a_life_in_order_gives_exactly_what_the_network_holds(
     database: str, sql: Sql, data: st.DataObject, life: Lived
 ) -> None:
@@ -132,7 +140,7 @@ async def assert_as_shown(sql: Sql, expected: Expected) -> None:
 
 
 @examples(20)
-@given(data=st.data(), life=lives)
+@hypothesis.given(data=st.data(), life=lives)
 async def test_a_life_in_any_order_gives_the_same_index(
     database: str, sql: Sql, data: st.DataObject, life: Lived
 ) -> None:
@@ -146,20 +154,20 @@ async def test_a_life_in_any_order_gives_the_same_index(
 
 async def converge(database: str, sql: Sql, data: st.DataObject, events: list[Committed | Told]) -> None:
     """Two arrivals of these events end in one index: what the frames come to."""
-    frames = [event.frame() for event in events]
-    values = values_in(frames)
-    await index_anew(database, sql, arriving(data.draw(arrivals(len(frames))), frames), values, None)
-    first, wanted = await state(sql), held(frames)
+    given = [event.frame() for event in events]
+    values = values_in(given)
+    await index_anew(database, sql, arriving(data.draw(arrivals(len(given))), given), values, None)
+    first, wanted = await state(sql), held(given)
     assert await rows(sql) == wanted.rows
     assert {Version(**dict(row)) for row in await sql.fetch(COMPILES)} == wanted.compiles
     accounts = await sql.fetch("select did, status from letta_store.account where status_time > '0001-01-02'")
     assert dict(map(tuple, accounts)) == {did: status for did, (_, status) in wanted.statuses.items()}
-    await index_anew(database, sql, arriving(data.draw(arrivals(len(frames))), frames), values, None)
+    await index_anew(database, sql, arriving(data.draw(arrivals(len(given))), given), values, None)
     assert await state(sql) == first
 
 
 @examples(30)
-@given(data=st.data(), events=hostile)
+@hypothesis.given(data=st.data(), events=hostile)
 async def test_hostile_histories_converge(
     database: str, sql: Sql, data: st.DataObject, events: list[Committed | Told]
 ) -> None:
@@ -168,7 +176,7 @@ async def test_hostile_histories_converge(
 
 
 @examples(30)
-@given(data=st.data(), events=quarrels)
+@hypothesis.given(data=st.data(), events=quarrels)
 async def test_quarrels_over_a_key_converge(
     database: str, sql: Sql, data: st.DataObject, events: list[Committed | Told]
 ) -> None:
@@ -177,9 +185,20 @@ async def test_quarrels_over_a_key_converge(
 
 
 @examples(40)
-@given(data=st.data(), events=families)
+@hypothesis.given(data=st.data(), events=families)
 async def test_flags_of_siblings_converge(
     database: str, sql: Sql, data: st.DataObject, events: list[Committed | Told]
 ) -> None:
     """Prompts of one agent that overtake, leave and join one another have true flags after every transaction."""
     await converge(database, sql, data, events)
+
+
+async def test_prompt_that_leaves_its_agent_takes_its_evidence_along(database: str, sql: Sql) -> None:
+    """A sibling that named the same agent until now counts no longer, in the transaction in which it turns away."""
+    early = frames.prompt(memfsRevision="r1", compiledAt="2023-01-01T00:00:00Z")
+    late, turned = frames.prompt(memfsRevision="r2"), frames.prompt(memfsRevision="r2", agent=REFERENCES[1])
+    both = (Put(PROMPT, KEYS[0], early), Put(PROMPT, KEYS[1], late))
+    events = [Committed(DID, 0, both), Committed(DID, 1, (Put(PROMPT, KEYS[1], turned),))]
+    given = [event.frame() for event in events]
+    await index_anew(database, sql, [[frame] for frame in given], values_in(given), None)
+    assert {row["freshness"] for row in await sql.fetch(FLAGS)} == {"unverified"}

@@ -30,6 +30,7 @@ LAYERS = {
     "indexer.audit": 4,
     "indexer.http": 4,
     "indexer.intake": 4,
+    "indexer.jetstream_intake": 4,
     "indexer.pipeline": 4,
     "indexer.repair": 4,
     "indexer.space_follow": 4,
@@ -47,6 +48,7 @@ LAYERS = {
     "indexer.batch": 2,
     "indexer.changes": 2,
     "indexer.frames": 2,
+    "indexer.jetstream_frames": 2,
     "indexer.lexicon": 2,
     "indexer.route": 2,
     "indexer.verify": 2,
@@ -69,6 +71,7 @@ TOP, OUTSIDE, PURE = 6, 3, 2
 OWNERS = {
     "asyncpg": {"indexer.store"},
     "websockets": {"indexer.sources.websocket", SIMULATOR},
+    "zstandard": {"indexer.sources.compression", SIMULATOR},
     "prometheus_client": {"indexer.metrics"},
     "indexer.config": {
         "indexer.backfill",

@@ -19,13 +19,10 @@ from indexer.keys import PublicKey, signing_key
 from indexer.model import Commit, Operation, Sync
 from indexer.mst import EMPTY_ROOT
 from indexer.verify import (
-    Chain,
     Failed,
     Failure,
-    Held,
     Proven,
     Verdict,
-    chains,
     check_commit,
     check_head,
     check_sync,
@@ -98,17 +95,14 @@ def flipped(data: bytes, bit: int) -> bytes:
 def test_every_captured_commit_is_proven_and_undone() -> None:
     """Of a real server's 387 commits each is proven, says what its event says, and leads back to the tree before."""
     assert len(commits()) == 387
-    held: dict[str, Held] = {}
+    held: dict[str, bytes] = {}
     for event in commits():
         verdict = proven(event)
-        before = held.get(event.did)
-        assert verdict.prev_data == (EMPTY_ROOT if before is None else before.data)
+        assert verdict.prev_data == held.get(event.did, EMPTY_ROOT)
         assert event.prev_data in (None, verdict.prev_data)
-        assert chains(verdict.rev, verdict.prev_data, before) is (Chain.CONTINUES if before else Chain.FIRST)
         assert [operation for operation, _ in verdict.operations] == [*event.operations]
         assert all((block is None) == (operation.cid is None) for operation, block in verdict.operations)
-        held[event.did] = Held(verdict.rev, verdict.data)
-        assert chains(verdict.rev, verdict.prev_data, held[event.did]) is Chain.DUPLICATE
+        held[event.did] = verdict.data
 
 
 def test_every_captured_sync_is_proven() -> None:
@@ -272,22 +266,3 @@ def test_a_commit_whose_blocks_were_left_out_says_so() -> None:
     """``tooBig`` is a failure of its own: nobody is to blame, the repository has to be fetched."""
     event = replace(commits()[0], too_big=True)
     assert check(event) == Failed(Failure.TOO_BIG)
-
-
-@pytest.mark.parametrize(
-    ("rev", "prev_data", "held", "chain"),
-    [
-        ("3b", b"x", None, Chain.FIRST),
-        ("3b", None, None, Chain.FIRST),
-        ("3b", b"x", Held("3a", b"x"), Chain.CONTINUES),
-        ("3b", b"y", Held("3a", b"x"), Chain.GAP),
-        ("3b", None, Held("3a", b"x"), Chain.GAP),
-        ("3a", b"x", Held("3a", b"x"), Chain.DUPLICATE),
-        ("3a", b"y", Held("3b", b"x"), Chain.DUPLICATE),
-    ],
-)
-def test_a_commit_continues_only_what_it_starts_from(
-    rev: str, prev_data: bytes | None, held: Held | None, chain: Chain
-) -> None:
-    """A newer commit continues what is held only if its operations start from that very tree."""
-    assert chains(rev, prev_data, held) is chain

@@ -1,17 +1,20 @@
-"""What a ``--source`` may say: the address of a firehose, or a capture file."""
+"""What a ``--source`` may say: the address of a firehose or of a Jetstream, or a capture file."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from typing import Final, Literal, TypeAlias
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 from indexer.errors import SettingsError
 
 FIREHOSE_PATH = "/xrpc/com.atproto.sync.subscribeRepos"
+JETSTREAM_PATHS: Final = {1: "/subscribe", 2: "/xrpc/network.bsky.jetstream.subscribeEvents"}
+_DICTIONARY_PATH = "/xrpc/network.bsky.jetstream.getZstdDictionary"
 _PORTS = {"wss": 443, "ws": 80}
+_JETSTREAM = "jetstream+"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _UNPRINTABLE = re.compile(r"[\x00-\x20\x7f-\xa0]")
 _HOST = re.compile(r"[a-z0-9_.-]{1,253}|[0-9a-f:.]+:[0-9a-f:.]*")
@@ -31,6 +34,31 @@ class FirehoseAddress:
         return f"{self.url}{'&' if '?' in self.url else '?'}cursor={cursor}"
 
 
+Version: TypeAlias = Literal[1, 2]
+
+
+@dataclass(frozen=True, slots=True)
+class JetstreamAddress:
+    """A Jetstream: ``origin`` is ``wss://host[:port]`` (it may hold a password, so it is never shown).
+
+    ``key`` is to show and store. ``version`` is that of the protocol; None: 2 where the host knows it, else 1.
+    """
+
+    origin: str = field(repr=False)
+    key: str
+    version: Version | None = None
+
+    def subscription(self, version: Version, parameters: list[tuple[str, str]]) -> str:
+        """The URL to connect to."""
+        query = f"?{urlencode(parameters)}" if parameters else ""
+        return self.origin + JETSTREAM_PATHS[version] + query
+
+    @property
+    def dictionary_url(self) -> str:
+        """Where version 2 gives out the dictionary that its frames are compressed with."""
+        return "http" + self.origin.removeprefix("ws") + _DICTIONARY_PATH
+
+
 @dataclass(frozen=True, slots=True)
 class FileAddress:
     """A capture file."""
@@ -38,11 +66,11 @@ class FileAddress:
     path: Path
 
 
-SourceAddress: TypeAlias = FirehoseAddress | FileAddress
+SourceAddress: TypeAlias = FirehoseAddress | JetstreamAddress | FileAddress
 
 
 def parse_source_url(text: str) -> SourceAddress:
-    """Read ``wss://host[:port][/path]``, ``ws://…`` or ``file:PATH``.
+    """Read ``wss://host[:port][/path]``, ``ws://…``, ``jetstream+wss://host[:port][?v=1]`` or ``file:PATH``.
 
     Raises:
         SettingsError: it is none of these; the message shows ``text`` without credentials and query.
@@ -51,11 +79,9 @@ def parse_source_url(text: str) -> SourceAddress:
     scheme = scheme.lower()
     if colon and scheme == "file":
         return _file(text, rest)
-    if scheme in ("jetstream+wss", "jetstream+ws"):
-        raise _refused(text, "Jetstream sources are not supported yet")
-    if scheme not in _PORTS or not rest.startswith("//"):
-        raise _refused(text, "expected wss://HOST, ws://HOST or file:PATH")
-    return _firehose(text)
+    if scheme.removeprefix(_JETSTREAM) not in _PORTS or not rest.startswith("//"):
+        raise _refused(text, "expected wss://HOST, jetstream+wss://HOST or file:PATH")
+    return _jetstream(text) if scheme.startswith(_JETSTREAM) else _firehose(text)
 
 
 def without_credentials(text: str) -> str:
@@ -78,11 +104,12 @@ def _file(text: str, rest: str) -> FileAddress:
     return FileAddress(Path(path))
 
 
-def _firehose(text: str) -> FirehoseAddress:
+def _host(text: str, url: str) -> tuple[SplitResult, str]:
+    """The parts of a URL, and its host in ASCII. Raises SettingsError, which shows ``text``."""
     if _UNPRINTABLE.search(text):
         raise _refused(text, "a URL holds no spaces or control characters")
     try:
-        parts = urlsplit(text)
+        parts = urlsplit(url)
         port = parts.port
         host = (parts.hostname or "").encode("idna").decode()
     except ValueError:  # a port that is no number, an unfinished bracket, a label over 63 bytes
@@ -91,23 +118,45 @@ def _firehose(text: str) -> FirehoseAddress:
         raise _refused(text, "the host or port is missing or wrong")
     if parts.fragment or any(name == "cursor" for name, _ in parse_qsl(parts.query, keep_blank_values=True)):
         raise _refused(text, "a position is given with --cursor, not in the URL")
-    return FirehoseAddress(_normal(parts, host), _key(parts.scheme, host, port))
+    return parts, host
 
 
-def _normal(parts: SplitResult, host: str) -> str:
+def _firehose(text: str) -> FirehoseAddress:
     """The URL with an ASCII host and, unless it names another, the firehose's path."""
+    parts, host = _host(text, text)
+    path = FIREHOSE_PATH if parts.path in ("", "/") else parts.path
+    query = f"?{parts.query}" if parts.query else ""
+    return FirehoseAddress(_origin(parts, host) + path + query, f"firehose:{_place(parts, host)}")
+
+
+def _jetstream(text: str) -> JetstreamAddress:
+    """What is asked for is ours to say; the URL may only choose the version, by the path or by ``?v=``."""
+    parts, host = _host(text, text[len(_JETSTREAM) :])
+    named: set[Version] = {version for version, path in _versions() if path == parts.path}
+    query = parse_qsl(parts.query, keep_blank_values=True)
+    asked: set[Version] = {version for version, _ in _versions() if ("v", str(version)) in query}
+    if len(query) != len(asked) or (parts.path not in ("", "/") and not named) or len(named | asked) > 1:
+        raise _refused(text, "expected jetstream+wss://HOST, with ?v=1 or ?v=2 to choose the protocol")
+    version = next(iter(named | asked), None)
+    return JetstreamAddress(_origin(parts, host), f"jetstream:{_place(parts, host)}", version)
+
+
+def _versions() -> tuple[tuple[Version, str], ...]:
+    return (1, JETSTREAM_PATHS[1]), (2, JETSTREAM_PATHS[2])
+
+
+def _origin(parts: SplitResult, host: str) -> str:
     user, at, _ = parts.netloc.rpartition("@")
     if at and ":" not in user:
         user += ":"
     port = "" if parts.port is None else f":{parts.port}"
-    path = FIREHOSE_PATH if parts.path in ("", "/") else parts.path
-    query = f"?{parts.query}" if parts.query else ""
-    return f"{parts.scheme}://{user}{at}{_bracketed(host)}{port}{path}{query}"
+    return f"{parts.scheme}://{user}{at}{_bracketed(host)}{port}"
 
 
-def _key(scheme: str, host: str, port: int | None) -> str:
-    shown = "" if port in (None, _PORTS[scheme]) else f":{port}"
-    return f"firehose:{_bracketed(host)}{shown}"
+def _place(parts: SplitResult, host: str) -> str:
+    """Host, and port if it isn't the usual one."""
+    shown = "" if parts.port in (None, _PORTS[parts.scheme]) else f":{parts.port}"
+    return _bracketed(host) + shown
 
 
 def _bracketed(host: str) -> str:

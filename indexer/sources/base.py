@@ -66,10 +66,12 @@ class Status:
 class Opened:
     """A connection stands, or a file is open; the next frame is its first. ``cursor`` is what it was asked for.
 
-    Comes before the first frame, however long that takes: a small host can be silent for hours.
+    Comes before the first frame, however long that takes: a small host can be silent for hours. ``missed``: the host
+    doesn't have all that followed the position, or may not, and won't say so in its stream.
     """
 
     cursor: int | None
+    missed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Source(Protocol):
 
     @property
     def key(self) -> str:
-        """Name of the stored cursor: ``firehose:host[:port]`` or ``file:SHA-256 of the content``."""
+        """Name of the stored cursor: ``firehose:host[:port]``, ``jetstream:host[:port]`` or ``file:SHA-256``."""
 
     @property
     def label(self) -> str:

@@ -9,6 +9,7 @@ and every way to fail becomes a ``SourceLost`` with its reason.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import ssl
 from contextlib import suppress
@@ -51,6 +52,18 @@ _log = logging.getLogger(__name__)
 _log.setLevel(logging.INFO)  # at DEBUG the library formats every frame, content included
 
 
+class HandshakeRefused(SourceLost):
+    """The host answered the handshake with an HTTP status; ``code`` is the XRPC error that it names, '' if none.
+
+    For whoever knows what to do about a particular one; else it is a connection lost like any other.
+    """
+
+    def __init__(self, message: str, *, status: int, code: str) -> None:
+        super().__init__(message, reason=ReconnectReason.HTTP_ERROR)
+        self.status = status
+        self.code = code
+
+
 async def connect(url: str, *, name: str, user_agent: str, timeout: float, max_frame_bytes: int) -> FrameConnection:
     """Connect to ``url`` within ``timeout`` seconds, redirects included; ``name`` stands for it in messages.
 
@@ -58,6 +71,7 @@ async def connect(url: str, *, name: str, user_agent: str, timeout: float, max_f
 
     Raises:
         SourceLost: no connection; ``reason`` is ``connect_failed``, ``tls`` or ``http_error``.
+        HandshakeRefused: the same, where the host gave another HTTP status.
         SourceBroken: the environment names a proxy this installation can't use.
     """
     try:
@@ -210,8 +224,9 @@ def _not_connected(name: str, exc: Exception) -> SourceError:
     if isinstance(exc, ssl.SSLError):
         return SourceLost(f"{name}: TLS: {exc.reason or type(exc).__name__}", reason=ReconnectReason.TLS)
     if isinstance(exc, InvalidStatus):
-        return SourceLost(
-            f"{name}: HTTP {exc.response.status_code} instead of a WebSocket", reason=ReconnectReason.HTTP_ERROR
+        status = exc.response.status_code
+        return HandshakeRefused(
+            f"{name}: HTTP {status} instead of a WebSocket", status=status, code=_error_code(exc.response.body)
         )
     if isinstance(exc, InvalidHandshake):
         return SourceLost(f"{name}: bad handshake ({type(exc).__name__})", reason=ReconnectReason.HTTP_ERROR)
@@ -219,6 +234,16 @@ def _not_connected(name: str, exc: Exception) -> SourceError:
         return SourceLost(f"{name}: no connection in time", reason=ReconnectReason.CONNECT_FAILED)
     detail = exc.strerror if isinstance(exc, OSError) and exc.strerror else type(exc).__name__
     return SourceLost(f"{name}: cannot connect ({detail})", reason=ReconnectReason.CONNECT_FAILED)
+
+
+def _error_code(body: bytes | bytearray) -> str:
+    """The name in an XRPC error answer, '' where there is none. To be compared, not shown."""
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    code = answer.get("error") if isinstance(answer, dict) else None
+    return code if isinstance(code, str) else ""
 
 
 def _ended(name: str, exc: ConnectionClosed, *, held_back: bool) -> SourceLost:

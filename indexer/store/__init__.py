@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Literal, get_args
 
-from indexer.batch import Batch, Position, key_of
-from indexer.errors import BatchRefused, SchemaError
+import structlog
+
+from indexer.batch import Batch, Position
+from indexer.errors import BatchRefused, DatabaseTooSlow, SchemaError
 from indexer.model import DeadLetter, Reason
 from indexer.store.connection import Connection, Dsn, connect, create_schema, ensure_schema, fetch, translated
 from indexer.store.context import Applied, Limits
@@ -20,13 +21,17 @@ from indexer.store.writer import write
 
 __all__ = ["Applied", "Limits", "Store", "Summary"]
 
-Purpose = Literal["write", "read", "repair"]
+Purpose = Literal["write", "repair", "read", "count", "ping"]
 
 SET_ASIDE_LIMIT = 256  # bytes of a refused record's key that its dead letter names
+SLOW_TRIES = 3  # of what can't be parted and takes the database too long, before it is set aside
+
+_log = structlog.stdlib.get_logger("indexer.store")
 
 
 class Store:
-    """One database: a connection for the writer, one for repair, one for readers, each made anew after it broke.
+    """One database: a connection for each purpose, made anew after it broke. What scans all rows to count them keeps
+    nobody waiting, and a ping waits for nobody.
 
     ``dsn`` is awaited before each connection, so that it may start or restart the server. Every method raises
     DatabaseUnavailable where trying again can help, and SchemaError where it can't.
@@ -51,87 +56,83 @@ class Store:
     async def close(self) -> None:
         """Close the connections."""
         for connection in self._connections.values():
-            with translated():
+            with translated(connection):
                 await connection.close(timeout=5)
         self._connections.clear()
 
     async def apply(self, batch: Batch, now: datetime) -> Applied:
         """Write a batch and its positions in one transaction.
 
-        Data that the database refuses is parted until the offending key is found; that key becomes a dead letter,
-        everything else is written. Positions go with the last part: cut short, the rest is simply read again.
+        Data that the database refuses, or takes too long for, is parted until the one thing is found that is at fault:
+        that becomes a dead letter, everything else is written. Positions go with the last part: cut short, the rest is
+        simply read again.
         """
         try:
             return await self._write(batch, now)
-        except BatchRefused as refused:
+        except (BatchRefused, DatabaseTooSlow) as error:
             try:
                 low, high = batch.halves()
             except ValueError:
-                return await self._set_aside(batch, refused, now)
+                return await self._set_aside(batch, error, now)
         return await self.apply(low, now) + await self.apply(high, now)
 
     async def _write(self, batch: Batch, now: datetime) -> Applied:
         async with self.connection("write") as connection:
-            with translated():
-                applied = await write(connection, batch, self.limits, now)
-                if batch.dead_letters:
-                    limits = self.limits
-                    oldest = now - limits.letter_age
-                    await connection.execute(
-                        statement("bound_dead_letters"), limits.letter_rows, limits.letter_bytes, oldest
-                    )
-                return applied
+            applied = await write(connection, batch, self.limits, now)
+            if batch.dead_letters:
+                limits = self.limits
+                oldest = now - limits.letter_age
+                await connection.execute(
+                    statement("bound_dead_letters"), limits.letter_rows, limits.letter_bytes, oldest
+                )
+            return applied
 
-    async def _set_aside(self, batch: Batch, refused: BatchRefused, now: datetime) -> Applied:
-        """Write the batch without the one change that the database refuses."""
-        keys = [*{*batch.puts, *batch.deletes}] or [key_of(c) for p in batch.proposals for c in p.changes]
-        if not keys:
-            raise SchemaError(f"the database refuses what holds no record: {refused}") from refused
-        rest = replace(batch, puts={}, deletes={}, versions={}, dead_letters=list(batch.dead_letters))
-        rest.proposals = [replace(proposal, changes=()) for proposal in batch.proposals]
-        for key in keys:
-            detail = f"{refused}: {key.collection}/{key.rkey}"[:SET_ASIDE_LIMIT]
-            rest.add_dead_letter(DeadLetter("", None, key.did, Reason.REFUSED_BY_DATABASE, detail, b"", 0))
+    async def _set_aside(self, batch: Batch, error: BatchRefused | DatabaseTooSlow, now: datetime) -> Applied:
+        """Write the batch without the one thing that the database refuses, and that as a dead letter."""
+        if isinstance(error, DatabaseTooSlow):
+            for _ in range(SLOW_TRIES - 1):
+                with suppress(DatabaseTooSlow):
+                    return await self._write(batch, now)
+        did, what, rest = batch.without_last()
+        if not what:
+            raise SchemaError(f"the database refuses what holds nothing: {error}") from error
+        detail = f"{error}: {what}"[:SET_ASIDE_LIMIT]
+        _log.warning("set aside", did=did, what=what, error=str(error))
+        rest.add_dead_letter(DeadLetter("", None, did, Reason.REFUSED_BY_DATABASE, detail, b"", 0))
         applied = await self.apply(rest, now)
-        applied.dropped[Reason.REFUSED_BY_DATABASE] += len(keys)
+        applied.dropped[Reason.REFUSED_BY_DATABASE] += 1
         return applied
 
     async def positions(self, sources: list[str]) -> dict[str, Position]:
         """The committed position of each of these sources that has one."""
         async with self.connection("read") as connection:
-            with translated():
-                rows = await fetch(connection, "cursors", sources)
+            rows = await fetch(connection, "cursors", sources)
         return {row["source"]: Position(row["seq"], row["event_time"]) for row in rows if row["seq"] is not None}
 
     async def set_source_state(self, source: str, state: str, detail: str | None, now: datetime) -> None:
         """Record what a source is doing, for ``letta.source``."""
         async with self.connection("read") as connection:
-            with translated():
-                await connection.execute(statement("put_source_state"), source, state, detail, now)
+            await connection.execute(statement("put_source_state"), source, state, detail, now)
 
     async def ping(self) -> None:
         """Raise unless the database answers and has the schema."""
-        async with self.connection("read") as connection:
-            with translated():
-                await connection.fetchval(statement("schema_version"))
+        async with self.connection("ping") as connection:
+            await connection.fetchval(statement("schema_version"))
 
     async def counts(self) -> tuple[dict[str, int], dict[str, int]]:
         """Prompts by freshness, and stale prompts by reason."""
-        async with self.connection("read") as connection:
-            with translated():
-                return await read_counts(connection)
+        async with self.connection("count") as connection:
+            return await read_counts(connection)
 
     async def summary(self) -> Summary:
         """What ``status`` shows."""
         async with self.connection("read") as connection:
-            with translated():
-                return await read_summary(connection)
+            return await read_summary(connection)
 
     async def stale(self) -> list[dict[str, object]]:
         """The stale prompts, the longest stale first."""
         async with self.connection("read") as connection:
-            with translated():
-                return await read_stale(connection)
+            return await read_stale(connection)
 
     @asynccontextmanager
     async def connection(self, purpose: Purpose) -> AsyncIterator[Connection]:
@@ -142,7 +143,8 @@ class Store:
                 connection = await connect(await self._dsn())
                 self._connections[purpose] = connection
             try:
-                yield connection
+                with translated(connection):
+                    yield connection
             except BatchRefused:
                 raise
             except BaseException:

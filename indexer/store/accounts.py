@@ -8,15 +8,20 @@ from indexer.batch import key_of
 from indexer.model import COMPILED_PROMPT, AccountChange, Want, WantReason
 from indexer.store.chain import ASKED
 from indexer.store.context import Context, columns, did_of, short_keys
-from indexer.store.rows import note_deleted
+from indexer.store.rows import LocksMissedError, note_deleted
 from indexer.store.statements import HISTORY_TABLES, RECORD_TABLES
 from indexer.syntax import LAST_TID
 
 
 async def lock(context: Context, more: set[str]) -> None:
-    """Lock every account that the batch can touch: whose rows it writes, and whose agents its prompts name or named."""
-    context.locked = context.batch.dids() | more | {did_of(uri) for uri in await _agents(context)}
-    await context.execute("lock_accounts", list(context.locked))
+    """Lock every account that the batch can touch: whose rows it writes, and whose agents its prompts name or named.
+
+    Handles are written, and hidden accounts checked after a loss, where the account is there: none is made for them.
+    """
+    batch = context.batch
+    context.locked = batch.dids() | more | {did_of(uri) for uri in await _agents(context)}
+    lost = any(not want.did for want in batch.wants)
+    await context.execute("lock_accounts", list(context.locked), list(batch.handles), lost)
 
 
 async def _agents(context: Context) -> list[str]:
@@ -27,8 +32,8 @@ async def _agents(context: Context) -> list[str]:
     prompts = [key for key in keys if key.collection == COMPILED_PROMPT]
     if not prompts:
         return []
-    references = [c.record.agent for c in changes if c.record is not None and c.record.agent is not None]
-    rows = await context.fetch("agents_of_prompts", *short_keys(prompts), references)
+    references = {c.record.agent for c in changes if c.record is not None and c.record.agent is not None}
+    rows = await context.fetch("agents_of_prompts", *short_keys(prompts), list(references))
     return [row["agent_uri"] for row in rows]
 
 
@@ -91,10 +96,16 @@ async def forget(context: Context, did: str) -> None:
 
 
 async def _purge(context: Context, gone: dict[str, str]) -> None:
-    """Take all rows and history of accounts at or below a rev away; nothing at or below it comes back."""
+    """Take all rows and history of accounts at or below a rev away; nothing at or below it comes back.
+
+    Raises LocksMissedError for prompts that name an agent of an account not locked.
+    """
     if not gone:
         return
     dids, revs = list(gone), list(gone.values())
+    named = await context.fetch("agents_named_by_accounts", dids, revs)
+    if missed := {did_of(row["agent_uri"]) for row in named} - context.locked:
+        raise LocksMissedError(missed)
     await _touch_agents(context, dids)
     await context.execute("put_purged_revs", dids, revs)
     for table in RECORD_TABLES:

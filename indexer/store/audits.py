@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from indexer.store.accounts import forget
-from indexer.store.connection import fetch, translated
+from indexer.store.connection import fetch
 from indexer.store.context import Context
-from indexer.store.statements import RECORD_TABLES
+from indexer.store.statements import RECORD_TABLES, key_columns
 from indexer.store.writer import transact
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 from indexer.batch import Batch
 
-PAGE = 500  # rows read in one go
+PAGE = 500  # rows, or accounts, read in one go
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +52,26 @@ class Audits:
 
     async def _fetch(self, name: str, *args: object, table: str | None = None) -> list[asyncpg.Record]:
         async with self._store.connection("read") as connection:
-            with translated():
-                return await fetch(connection, name, *args, table=table)
+            return await fetch(connection, name, *args, table=table)
 
     async def rows(self) -> AsyncIterator[StoredRow]:
         """Every row of every collection."""
         for table in RECORD_TABLES:
-            after: tuple[object, ...] = ("", "", "", "")
-            while page := await self._fetch("rows_after", *after, PAGE, table=table):
+            key = key_columns(table)
+            after: list[object] = [""] * len(key)
+            while page := await self._fetch("rows_after", PAGE, *after, table=table):
                 for row in page:
                     yield StoredRow(row["uri"], row["cid"], row["value"], row["block"])
-                last = page[-1]
-                after = (last["did"], last["space"], last["collection"], last["rkey"])
+                after = [page[-1][column] for column in key]
 
     async def untrue_flags(self) -> list[dict[str, object]]:
         """Prompts whose flags are not what the defining view computes: URI, what is stored, what is computed."""
-        return [dict(row) for row in await self._fetch("untrue_flags")]
+        found: list[dict[str, object]] = []
+        after = ""
+        while page := [row["did"] for row in await self._fetch("accounts_after", after, PAGE)]:
+            found += map(dict, await self._fetch("untrue_flags", page))
+            after = page[-1]
+        return found
 
     async def repos(self) -> list[AuditedRepo]:
         """The tracked repositories of accounts that aren't hidden."""
@@ -94,5 +98,4 @@ class Audits:
             await forget(context, did)
 
         async with self._store.connection("write") as connection:
-            with translated():
-                await transact(connection, Batch(), self._store.limits, now, dids={did}, before=step)
+            await transact(connection, Batch(), self._store.limits, now, dids={did}, before=step)

@@ -11,7 +11,7 @@ from indexer.store.context import Context, columns
 
 EMPTY_TREE = "bafyreie5737gdxlw5i64vzichcalba3z2v5n6icifvx5xytvske7mr3hpm"  # the root of a repository without records
 DECIDABLE = frozenset({WantReason.UNKNOWN_KEY, WantReason.BAD_SIGNATURE, WantReason.GAP})  # pending may settle these
-CHAINABLE = DECIDABLE | {WantReason.SYNC, WantReason.TOO_BIG, WantReason.MISSING_BLOCK}  # or a chain up to the rev
+CHAINABLE = DECIDABLE | {WantReason.SYNC, WantReason.TOO_BIG, WantReason.MISSING_BLOCK}  # or a chain up to their rev
 ASKED = frozenset({WantReason.BACKFILL, WantReason.CHECK, WantReason.RETURNED})  # due at once, whatever failed before
 
 REPO_FRAMES, REPO_BYTES = 500, 16 << 20  # pending, per repository
@@ -54,7 +54,7 @@ async def decide(context: Context) -> None:
             context.wants.append(Want(did, WantReason.SYNC, rev))
     if batch.confirmed:
         confirmed = ((did, rev, data) for did, (rev, data) in batch.confirmed.items())
-        await context.execute("meet_fetch_wants", *columns(confirmed, 3))
+        await context.execute("meet_fetch_wants", *columns(confirmed, 3), [reason.value for reason in CHAINABLE])
 
 
 def follow(context: Context, held: Head, proposals: list[Proposal]) -> Head:
@@ -70,10 +70,12 @@ def follow(context: Context, held: Head, proposals: list[Proposal]) -> Head:
             gap = Undecided(proposal.did, proposal.rev, WantReason.GAP, proposal.source, proposal.frame)
             context.waiting.append(gap)
             continue
-        if first and proposal.prev_data != EMPTY_TREE:
-            context.wants.append(Want(proposal.did, WantReason.FIRST_SEEN))
         for change in proposal.changes:
             context.batch.add(change)
+        if not proposal.moves:
+            continue
+        if first and proposal.prev_data != EMPTY_TREE:
+            context.wants.append(Want(proposal.did, WantReason.FIRST_SEEN))
         context.settled.append(proposal)
         held = Head(proposal.rev, proposal.data)
     return held
@@ -85,9 +87,8 @@ async def hold(context: Context) -> None:
     forgotten = (Reason.FORGOTTEN for one in context.batch.undecided if one.did in context.forgotten)
     context.applied.dropped.update(forgotten)
     kept = await _with_room(context, waiting) if waiting else []
-    if kept:
-        rows = ((u.did, u.rev, digest_of(u.frame), u.source, u.reason.value, u.frame) for u in kept)
-        await context.execute("put_pending", *columns(rows, 6))
+    rows = ((u.did, u.rev, digest_of(u.frame), u.source, u.reason.value, u.frame) for u in kept)
+    await context.run("put_pending", rows)
     wants = [*context.batch.wants, *context.wants, *(Want(one.did, one.reason) for one in kept)]
     crowded = {one.did for one in waiting} - {one.did for one in kept} | context.crowded
     wants += [Want(did, WantReason.PENDING_FULL) for did in crowded]
@@ -100,18 +101,24 @@ def digest_of(frame: bytes) -> str:
 
 
 async def _with_room(context: Context, waiting: list[Undecided]) -> list[Undecided]:
-    sizes = {row["did"]: (row["frames"], row["bytes"]) for row in await context.fetch(
-        "pending_sizes", list({one.did for one in waiting}))}  # fmt: skip
+    """Those of ``waiting`` that are kept: what is there already, and what there is room for."""
+    dids = list({one.did for one in waiting})
+    digests = list({digest_of(one.frame) for one in waiting})
+    there = {tuple(row) for row in await context.fetch("pending_digests", dids, digests)}
+    used = {row["did"]: [row["frames"], row["bytes"]] for row in await context.fetch("pending_sizes", dids)}
     (total,) = await context.fetch("pending_total")
     frames, size = total["frames"], total["bytes"]
-    used = {did: list(value) for did, value in sizes.items()}
     kept = []
     for one in waiting:
+        place = (one.did, one.rev, digest_of(one.frame))
         own = used.setdefault(one.did, [0, 0])
         weight = len(one.frame)
         fits = own[0] < REPO_FRAMES and own[1] + weight <= REPO_BYTES
-        if fits and frames < TOTAL_FRAMES and size + weight <= TOTAL_BYTES:
+        if place in there:
+            kept.append(one)
+        elif fits and frames < TOTAL_FRAMES and size + weight <= TOTAL_BYTES:
             own[0], own[1], frames, size = own[0] + 1, own[1] + weight, frames + 1, size + weight
+            there.add(place)
             kept.append(one)
         else:
             context.crowded.add(one.did)
@@ -121,11 +128,12 @@ async def _with_room(context: Context, waiting: list[Undecided]) -> list[Undecid
 
 async def _want(context: Context, wants: list[Want]) -> None:
     """One row a repository: of several reasons for one the strongest decides whether it has to be fetched."""
-    for want in wants:
-        if not want.did:
-            await context.execute("want_every_repo", want.reason.value, context.now)
-            await context.execute("check_hidden", context.now)
-            await context.execute("restart_discoveries")
+    lost = {want.reason for want in wants if not want.did}
+    for reason in sorted(lost):
+        await context.execute("want_every_repo", reason.value)
+    if lost:
+        await context.execute("check_hidden", context.now)
+        await context.execute("restart_discoveries")
     merged: dict[tuple[str, WantReason], Want] = {}
     for want in wants:
         if want.did:
@@ -140,4 +148,4 @@ async def _want(context: Context, wants: list[Want]) -> None:
         rounds[want.did] += 1
     for group in grouped.values():
         rows = [(w.did, "decide" if w.reason in DECIDABLE else "fetch", w.rev, w.reason.value) for w in group]
-        await context.execute("put_wants", *columns(rows, 4), context.now, [reason.value for reason in ASKED])
+        await context.run("put_wants", rows, context.now, [reason.value for reason in ASKED])

@@ -57,8 +57,9 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A repository at ``rev``, proven: every record under the followed collections, as changes at that rev.
+    """A repository at ``rev``, proven: every record under ``prefixes`` of paths, as changes at that rev.
 
+    A change without a record stands for a row that was right when the repository was read.
     ``overruled`` are the digests of pending commits that don't count either where it ``replaces`` or ``overrules``:
     the host was asked about them often enough.
     """
@@ -67,6 +68,7 @@ class Snapshot:
     rev: str
     data: str
     changes: tuple[Change, ...]
+    prefixes: tuple[str, ...] = ("",)  # what isn't under them is left as it is: it was followed once
     replaces: bool = False  # the host went back: nothing newer counts
     overrules: bool = False  # a newer rev is signed by nobody: unproven rows above it don't count
     rewrites: bool = False  # rows are written again also where their CID is right: their values are in doubt
@@ -80,12 +82,14 @@ class Snapshot:
         return batch
 
 
-async def hold_claim(context: Context, claim: Claim) -> None:
-    """Raise ClaimLostError unless the claim still stands. Needs the account's lock."""
+async def hold_claim(context: Context, claim: Claim, *, shown: bool = False) -> None:
+    """Raise ClaimLostError unless the claim still stands, of an account that is ``shown``. Needs the account's lock."""
     rows = await context.fetch("claim_state", claim.did)
     if not rows or rows[0]["claim_id"] != claim.id or rows[0]["want"] is None:
         raise ClaimLostError
     if (rows[0]["hidden"], rows[0]["purged_rev"]) != (claim.hidden, claim.purged_rev):
+        raise ClaimLostError
+    if shown and rows[0]["hidden"]:
         raise ClaimLostError
 
 
@@ -137,13 +141,15 @@ def waiting_of(row: asyncpg.Record) -> Waiting:
 async def reconcile(context: Context, snapshot: Snapshot) -> None:
     """Delete what vanished, raise proofs, and leave in the batch what has to be put: the rows as of the snapshot.
 
-    Needs the account locks; raises LocksMissedError.
+    Needs the account locks; raises LocksMissedError, and ClaimLostError where a row that was right when the repository
+    was read isn't any more.
     """
-    kept = await rows_of(context, snapshot.did, "")
+    kept = await rows_of(context, snapshot.did, "", snapshot.prefixes)
     # Who holds the claim has it from an account that is shown: what its host gives out now is no replay.
     context.snapshot_revs[snapshot.did] = context.purged_revs[snapshot.did] = ""
-    gone = await context.fetch("drop_tombstones", snapshot.did, snapshot.rev, snapshot.overrules, snapshot.replaces)
-    context.mark(gone, -1)
+    counts_for_nothing = snapshot.overrules, snapshot.replaces
+    scope = list(snapshot.prefixes)
+    context.mark(await context.fetch("drop_tombstones", snapshot.did, snapshot.rev, *counts_for_nothing, scope), -1)
     wanted = {key_of(change): change for change in snapshot.changes}
     decided = {key: row for key, row in kept.items() if _is_decided(row, snapshot)}
     stays = {key for key, row in decided.items() if key in wanted and _is_right(row, wanted[key], snapshot)}
@@ -155,6 +161,8 @@ async def reconcile(context: Context, snapshot: Snapshot) -> None:
         await context.execute("raise_proofs", *columns(keys, 4), table=table)
     overtaken = kept.keys() - decided.keys()
     context.batch.puts = {key: change for key, change in wanted.items() if key not in stays and key not in overtaken}
+    if any(change.record is None for change in context.batch.puts.values()):
+        raise ClaimLostError
     versions = ((key, change) for key, change in context.batch.puts.items() if _has_history(key))
     context.batch.versions = {(key, change.rev, change.cid or ""): change for key, change in versions}
     await context.execute("drop_pending_up_to", snapshot.did, snapshot.rev, list(snapshot.overruled))
@@ -175,11 +183,17 @@ def _has_history(key: Key) -> bool:
     return key.collection in (COMPILED_PROMPT, CONVERSATION)
 
 
-async def rows_of(context: Context, did: str, space: str) -> dict[Key, asyncpg.Record]:
-    """Every row of one repository. Raises LocksMissedError for prompts that name an agent of an account not locked."""
+async def rows_of(
+    context: Context, did: str, space: str, prefixes: tuple[str, ...] = ("",)
+) -> dict[Key, asyncpg.Record]:
+    """Every row of one repository whose path has one of these prefixes.
+
+    Raises LocksMissedError for prompts that name an agent of an account not locked.
+    """
     rows: dict[Key, asyncpg.Record] = {}
     for table in RECORD_TABLES:
-        rows.update((key_in(row), row) for row in await context.fetch("repo_rows", did, space, table=table))
+        found = await context.fetch("repo_rows", did, space, table=table)
+        rows.update((key_in(row), row) for row in found if f"{row['collection']}/{row['rkey']}".startswith(prefixes))
     prompts = [row["agent_uri"] for key, row in rows.items() if key.collection == COMPILED_PROMPT and row["agent_uri"]]
     if missed := {did_of(uri) for uri in prompts} - context.locked:
         raise LocksMissedError(missed)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import asyncpg
@@ -17,13 +17,15 @@ from indexer.store.connection import Connection
 from indexer.store.statements import statement, table_of
 
 MAX_PAYLOAD = 7_900  # bytes; NOTIFY ends at 8,000
+PART_ROWS, PART_BYTES = 1_000, 8 << 20  # of what one statement is given: a snapshot may have a hundred times as much
+EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What bounds the index, per account and for what was set aside; ``keep_content``: keep texts of old prompts."""
 
-    quota_rows: int = 1_000_000
+    quota_rows: int = 100_000
     quota_bytes: int = 10 << 30
     letter_rows: int = 10_000
     letter_bytes: int = 64 << 20
@@ -55,11 +57,19 @@ class Share:
 
 
 class Pair(NamedTuple):
-    """The prompts of one agent in one repository: what freshness is refreshed by."""
+    """The prompts of one agent in one repository: freshness compares them with each other."""
 
     did: str
     space: str
     agent_uri: str
+
+
+class Place(NamedTuple):
+    """Where a prompt stands among those of its pair, the latest having the greatest."""
+
+    dated: bool
+    compiled_at: datetime
+    rkey: str
 
 
 @dataclass(slots=True)
@@ -86,7 +96,8 @@ class Context:
     waiting: list[Undecided] = field(default_factory=list)
     wants: list[Want] = field(default_factory=list)
     crowded: set[str] = field(default_factory=set)  # repositories of which something found no room
-    pairs: set[Pair] = field(default_factory=set)
+    touched: defaultdict[Pair, set[str]] = field(default_factory=lambda: defaultdict(set))  # came, changed or went
+    left: dict[Pair, Place] = field(default_factory=dict)  # the greatest place that any of them had
     agents: set[str] = field(default_factory=set)  # URIs of agents that changed, vanished, were hidden or came back
     news: list[str] = field(default_factory=list)
 
@@ -97,6 +108,24 @@ class Context:
     async def execute(self, name: str, *args: Any, table: str | None = None) -> None:
         """Run a named statement for what it does."""
         await self.connection.execute(statement(name, table), *args)
+
+    async def run(
+        self, name: str, rows: Iterable[Sequence[Any]], *args: Any, table: str | None = None
+    ) -> list[asyncpg.Record]:
+        """Run a named statement over columns of rows, a part of them at a time, and return all it gives."""
+        found: list[asyncpg.Record] = []
+        for part in parts(rows):
+            found += await self.fetch(name, *columns(part), *args, table=table)
+        return found
+
+    def touch(self, prompt: asyncpg.Record, before: asyncpg.Record | None = None) -> None:
+        """Note a prompt that came or changed, and as what it was there ``before`` if it was: flags have to follow."""
+        for version in (prompt, before):
+            if version is not None and version["agent_uri"]:
+                self.touched[Pair(version["did"], version["space"], version["agent_uri"])].add(version["rkey"])
+        if before is not None and before["agent_uri"]:
+            pair = Pair(before["did"], before["space"], before["agent_uri"])
+            self.left[pair] = max(place_of(before), self.left.get(pair, place_of(before)))
 
     def has_room(self, did: str, space: str) -> bool:
         """Whether one more row, tombstone or version of a repository is within its account's quota."""
@@ -129,9 +158,30 @@ class Context:
                 self.news.append(payload)
 
 
-def columns(rows: Iterable[Sequence[Any]], width: int) -> list[list[Any]]:
+def columns(rows: Iterable[Sequence[Any]], width: int = 0) -> list[list[Any]]:
     """Rows to columns, the form unnest takes; ``width`` empty columns where there are no rows."""
     return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]
+
+
+def parts(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
+    """Rows in order, as many at a time as one statement is given; none where there are none."""
+    part: list[Sequence[Any]] = []
+    size = 0
+    for row in rows:
+        weight = sum(len(value) for value in row if isinstance(value, str | bytes))
+        if part and (len(part) == PART_ROWS or size + weight > PART_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += weight
+    if part:
+        yield part
+
+
+def place_of(prompt: asyncpg.Record) -> Place:
+    """The place of a prompt, as the view ``freshness_truth`` orders them."""
+    compiled_at = prompt["compiled_at"]
+    return Place(compiled_at is not None, compiled_at or EARLIEST, prompt["rkey"])
 
 
 def key_in(row: asyncpg.Record) -> Key:
@@ -141,7 +191,12 @@ def key_in(row: asyncpg.Record) -> Key:
 
 def short_keys(keys: Iterable[Key]) -> list[list[Any]]:
     """Columns did, space, rkey: the key within the table of one collection."""
-    return columns(((key.did, key.space, key.rkey) for key in keys), 3)
+    return columns(map(short_key, keys), 3)
+
+
+def short_key(key: Key) -> tuple[str, str, str]:
+    """did, space, rkey: the key within the table of one collection."""
+    return key.did, key.space, key.rkey
 
 
 def by_table(keys: Iterable[Key]) -> dict[str, list[Key]]:

@@ -9,7 +9,7 @@ import asyncpg
 
 from indexer.batch import Key, order_of
 from indexer.model import COMPILED_PROMPT, CONVERSATION, Change, Reason, Record
-from indexer.store.context import Context, Pair, columns, key_in, short_keys
+from indexer.store.context import Context, key_in, short_key
 
 
 async def remember(context: Context, written: set[Key]) -> None:
@@ -17,23 +17,21 @@ async def remember(context: Context, written: set[Key]) -> None:
     prompts = [key for key in written if key.collection == COMPILED_PROMPT]
     if prompts:
         roomy = [key for key in prompts if _has_room(context, key)]
-        context.mark(await context.fetch("put_recompiles", *short_keys(roomy), context.limits.keep_content), 1)
+        rows = await context.run("put_recompiles", map(short_key, roomy), context.limits.keep_content)
+        context.mark(rows, 1)
         await _compare(context, prompts)
     passed = [
         (*_version(change), record.value, json.dumps(record.digests))
         for key, change, record in _versions(context, COMPILED_PROMPT)
         if not (key in written and change is context.batch.puts[key]) and _has_room(context, key)
     ]
-    if passed:
-        rows = await context.fetch("put_passed_recompiles", *columns(passed, 7), context.limits.keep_content)
-        context.mark(rows, 1)
+    context.mark(await context.run("put_passed_recompiles", passed, context.limits.keep_content), 1)
     versions = [
         (*_version(change), record.value)
         for key, change, record in _versions(context, CONVERSATION)
         if _has_room(context, key)
     ]
-    if versions:
-        context.mark(await context.fetch("put_conversation_versions", *columns(versions, 6)), 1)
+    context.mark(await context.run("put_conversation_versions", versions), 1)
 
 
 def _has_room(context: Context, key: Key) -> bool:
@@ -56,19 +54,17 @@ def _version(change: Change) -> tuple[str, str, str, str, str | None]:
 
 async def _compare(context: Context, prompts: list[Key]) -> None:
     """What each written prompt became: its kind of recompile, and the agents whose prompts need a new look."""
-    for row in await context.fetch("kept_prompts", *columns(prompts, 4)):
+    for row in await context.run("kept_prompts", prompts):
         key = key_in(row)
         before = context.kept.get(key)
-        for version in (before, row):
-            if version is not None and version["agent_uri"]:
-                context.pairs.add(Pair(key.did, key.space, version["agent_uri"]))
+        context.touch(row, before)
         kind = kind_of(before, row)
         if kind is not None:
             context.applied.recompiles[kind] += 1
         if before is not None and kind is not None:
             facts = {"uri": row["uri"], "cid": row["cid"], "previous_cid": before["cid"], "kind": kind}
             context.announce("recompiled", key.space, **facts)
-    await context.execute("forget_freshness", *short_keys(prompts))
+    await context.run("forget_freshness", map(short_key, prompts))
 
 
 def kind_of(before: asyncpg.Record | None, after: asyncpg.Record) -> str | None:

@@ -1,10 +1,17 @@
--- Every statement the indexer runs. {table}, {key} and {agent_uri} come from a closed list (statements.py), values only as parameters.
+-- Every statement the indexer runs. {table}, {key}, {after} and {prompt} come from a closed list (statements.py), values only as parameters.
 
 -- name: lock_accounts
 -- Locks the account rows of these dids in did order, creating those that are missing: an upsert whose condition is
--- false locks without writing. The first statement of every writing transaction.
+-- false locks without writing. Of the dids in $2 those that are there are locked too, and with $3 every tracked account
+-- that is hidden. The first statement of every writing transaction.
 insert into letta_store.account (did)
-select did from unnest($1::text[]) as wanted (did) order by did collate "C"
+select did from (
+    select did from unnest($1::text[]) as wanted (did)
+    union
+    select a.did from letta_store.account a where a.did = any($2::text[])
+    union
+    select a.did from letta_store.account a join letta_store.repo r on r.did = a.did where $3 and a.hidden) d
+order by did collate "C"
 on conflict (did) do update set did = excluded.did where false;
 
 -- name: account_states
@@ -21,8 +28,8 @@ from unnest($1::text[], $2::text[], $3::text[]) as k (did, space, rkey)
 join letta_store.compiled_prompt p on p.did = k.did and p.space = k.space and p.rkey = k.rkey
 where p.did = any($1::text[]) and p.agent_uri is not null
 union
-select letta_store.record_uri(reference) from unnest($4::text[]) as r (reference)
-where letta_store.record_uri(reference) is not null;
+select uri from (select letta_store.record_uri(reference) as uri from unnest($4::text[]) as r (reference) offset 0) named
+where uri is not null;
 
 -- name: tombstones
 select t.did, t.space, t.collection, t.rkey, t.rev, t.proven
@@ -40,7 +47,7 @@ where r.did = any($1::text[]);
 
 -- name: kept_prompts
 select r.did, r.space, r.collection, r.rkey, r.cid, r.rev, r.proof is not null as proven, r.size,
-    r.uri, r.agent, r.agent_uri, r.content_sha256, r.core_memory_sha256, r.memfs_revision
+    r.uri, r.agent, r.agent_uri, r.compiled_at, r.content_sha256, r.core_memory_sha256, r.memfs_revision
 from unnest($1::text[], $2::text[], $3::text[], $4::text[]) as k (did, space, collection, rkey)
 join letta_store.compiled_prompt r on r.did = k.did and r.space = k.space and r.rkey = k.rkey
 where r.did = any($1::text[]);
@@ -59,7 +66,7 @@ using unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::boo
     as t (did, space, collection, rkey, rev, proven)
 where r.did = any($1::text[]) and r.did = t.did and r.space = t.space and r.collection = t.collection
     and r.rkey = t.rkey and (r.rev, r.proof is not null) <= (t.rev, t.proven)
-returning r.did, r.space, r.collection, r.rkey, r.uri, r.size, {agent_uri};
+returning r.did, r.space, r.collection, r.rkey, r.uri, r.size, {prompt};
 
 -- name: delete_recompiles
 delete from letta_store.recompile h
@@ -160,7 +167,7 @@ where a.did = any($1::text[]) and a.did = new.did;
 delete from letta_store.{table} r
 using unnest($1::text[], $2::text[]) as gone (did, rev)
 where r.did = any($1::text[]) and r.did = gone.did and r.rev <= gone.rev
-returning r.did, r.space, r.collection, r.rkey, r.uri, r.size, {agent_uri};
+returning r.did, r.space, r.collection, r.rkey, r.uri, r.size, {prompt};
 
 -- name: purge_unlisted
 -- History and tombstones of these accounts at or below their purged rev.
@@ -171,6 +178,13 @@ returning r.did, r.space;
 
 -- name: agents_of_accounts
 select uri from letta_store.agent where did = any($1::text[]);
+
+-- name: agents_named_by_accounts
+-- The agents that prompts of these accounts at or below their purged rev name.
+select distinct p.agent_uri
+from unnest($1::text[], $2::text[]) as gone (did, rev)
+join letta_store.compiled_prompt p on p.did = gone.did and p.rev <= gone.rev
+where p.did = any($1::text[]) and p.agent_uri is not null;
 
 -- name: prompts_of_agents
 -- Which (did, space, agent) have prompts that name these agents, in any repository.
@@ -187,9 +201,19 @@ from unnest($1::text[], $2::text[], $3::text[]) as k (did, space, rkey)
 where p.did = any($1::text[]) and p.did = k.did and p.space = k.space and p.rkey = k.rkey
     and p.agent_uri is null and p.freshness <> 'unverified';
 
+-- name: latest_prompts
+-- The latest prompt of each of these agents in each of these repositories, where one is left.
+select k.did, k.space, k.agent_uri, latest.rkey, latest.compiled_at
+from unnest($1::text[], $2::text[], $3::text[]) as k (did, space, agent_uri)
+cross join lateral (
+    select p.rkey, p.compiled_at from letta_store.compiled_prompt p
+    where hashtextextended(p.agent_uri, 0) = hashtextextended(k.agent_uri, 0)
+        and p.did = k.did and p.space = k.space and p.agent_uri = k.agent_uri
+    order by p.compiled_at desc nulls last, p.rkey desc limit 1) latest;
+
 -- name: refresh_freshness
 select did, space, rkey, uri, cid, agent, was, freshness, stale_reasons
-from letta_store.refresh_freshness($1::text[], $2::text[], $3::text[]);
+from letta_store.refresh_freshness($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[]);
 
 -- name: notify
 select pg_notify('letta', payload) from unnest($1::text[]) as news (payload);
@@ -315,12 +339,12 @@ update letta_store.account a set check_at = $1, checks = 0
 where a.hidden and not a.forgotten and exists (select from letta_store.repo r where r.did = a.did);
 
 -- name: want_every_repo
+-- But those that are wanted for the same already, with no fetch of them under way.
 update letta_store.repo as kept
 set want = 'fetch', want_no = want_no + 1,
     want_reasons = case when want is null then array[$1::text]
-        when $1::text = any(want_reasons) then want_reasons else want_reasons || $1::text end,
-    next_attempt_at = coalesce(next_attempt_at, $2)
-where space = '';
+        when $1::text = any(want_reasons) then want_reasons else want_reasons || $1::text end
+where space = '' and not coalesce(want = 'fetch' and $1::text = any(want_reasons) and claim_id is null, false);
 
 -- name: meet_fetch_wants
 -- A proven head equal to what is held: whatever was wanted up to it is here. A claim on such a want ends with it.
@@ -331,12 +355,15 @@ from unnest($1::text[], $2::text[], $3::text[]) as head (did, rev, data)
 where r.did = any($1::text[]) and r.did = head.did and r.space = '' and r.rev = head.rev and r.data_cid = head.data
     and r.want = 'fetch'
     and (r.wanted_rev is not null and r.wanted_rev <= head.rev)
-    and r.want_reasons <@ array['sync', 'gap', 'too_big', 'missing_block', 'unproven']
+    and r.want_reasons <@ $4::text[]
     and not exists (select from letta_store.pending p where p.did = r.did and p.space = r.space);
 
 -- name: pending_sizes
 select did, count(*) as frames, sum(length(frame)) as bytes
 from letta_store.pending where did = any($1::text[]) group by did;
+
+-- name: pending_digests
+select did, rev, digest from letta_store.pending where did = any($1::text[]) and space = '' and digest = any($2::text[]);
 
 -- name: pending_total
 select count(*) as frames, coalesce(sum(length(frame)), 0)::bigint as bytes from letta_store.pending;
@@ -360,12 +387,19 @@ delete from letta_store.pending where did = any($1::text[]);
 select rev, digest, source, reason, frame from letta_store.pending where did = $1 and space = '' order by rev, digest;
 
 -- name: put_probes
-insert into letta_store.probe (did, next_attempt_at)
-select p.did, $2 from unnest($1::text[]) as p (did)
-left join (select did from letta_store.repo where did = any($1::text[]) offset 0) r on r.did = p.did
-left join (select did from letta_store.account where did = any($1::text[]) and forgotten offset 0) f on f.did = p.did
-where r.did is null and f.did is null
-on conflict do nothing;
+-- As many as there is room for among $3; how many there wasn't.
+with stranger as (
+    select p.did from unnest($1::text[]) as p (did)
+    left join (select did from letta_store.repo where did = any($1::text[]) offset 0) r on r.did = p.did
+    left join (select did from letta_store.account where did = any($1::text[]) and forgotten offset 0) f on f.did = p.did
+    left join (select did from letta_store.probe where did = any($1::text[]) offset 0) known on known.did = p.did
+    where r.did is null and f.did is null and known.did is null
+), put as (
+    insert into letta_store.probe (did, next_attempt_at)
+    select did, $2 from stranger limit greatest(0, $3 - (select count(*) from letta_store.probe))
+    on conflict do nothing returning did
+)
+select (select count(*) from stranger) - (select count(*) from put) as dropped;
 
 -- name: tracked
 select r.did, r.rev, a.signing_key
@@ -376,16 +410,16 @@ from letta_store.repo r join letta_store.account a on a.did = r.did where r.spac
 -- name: due_wants
 -- Of accounts that are hidden only what pending may settle: their hosts give nothing out.
 select r.did from letta_store.repo r join letta_store.account a on a.did = r.did
-where r.want is not null and r.space = '' and coalesce(r.next_attempt_at, $1) <= $1
-    and coalesce(r.lease_until, $1) <= $1 and (r.want = 'decide' or not a.hidden)
-order by r.next_attempt_at nulls first limit $2;
+where r.want is not null and r.space = '' and r.next_attempt_at <= $1
+    and coalesce(r.lease_until, $1) <= $1 and (r.want = 'decide' or not a.hidden) and r.attempts <= $3
+order by r.next_attempt_at limit $2;
 
 -- name: claim_want
 update letta_store.repo r
 set claim_id = $2, lease_until = $4, attempts = r.attempts + 1
 from letta_store.account a
 where r.did = $1 and r.space = '' and r.want is not null and coalesce(r.lease_until, $3) <= $3
-    and coalesce(r.next_attempt_at, $3) <= $3 and a.did = r.did
+    and r.next_attempt_at <= $3 and a.did = r.did
 returning r.did, r.claim_id, r.rev, r.want, r.want_no, r.want_reasons, r.wanted_rev, r.attempts, r.behind, a.status,
     a.hidden, a.status_time, a.purged_rev, a.signing_key;
 
@@ -437,11 +471,11 @@ where did = $1 and space = '' and claim_id = $2;
 
 -- name: retry_wants
 -- A run of its own tries everything anew, whatever the tries of earlier ones came to.
-update letta_store.repo set attempts = 0, next_attempt_at = null where want is not null;
+update letta_store.repo set attempts = 0, next_attempt_at = default where want is not null;
 
 -- name: repo_rows
 -- Every row of one repository: what a snapshot is compared with.
-select did, space, collection, rkey, cid, rev, proof is not null as proven, size, uri, {agent_uri}
+select did, space, collection, rkey, cid, rev, proof is not null as proven, size, uri, {prompt}
 from letta_store.{table} r where did = $1 and space = $2;
 
 -- name: raise_proofs
@@ -455,10 +489,12 @@ delete from letta_store.{table} r
 using unnest($1::text[], $2::text[], $3::text[], $4::text[]) as k (did, space, collection, rkey)
 where r.did = any($1::text[]) and r.did = k.did and r.space = k.space and r.collection = k.collection
     and r.rkey = k.rkey
-returning r.did, r.space, r.collection, r.rkey, r.uri, r.size, {agent_uri};
+returning r.did, r.space, r.collection, r.rkey, r.uri, r.size, {prompt};
 
 -- name: drop_tombstones
+-- Those that a snapshot has the say over, of paths with one of the prefixes $5.
 delete from letta_store.tombstone where did = $1 and space = '' and (rev <= $2 or ($3 and not proven) or $4)
+    and exists (select from unnest($5::text[]) as p (prefix) where starts_with(collection || '/' || rkey, p.prefix))
 returning did, space;
 
 -- name: drop_pending_up_to
@@ -481,7 +517,11 @@ on conflict (did, space) do update set
 
 -- name: untrack
 -- An account that does not exist: nothing of it is kept but what may have been purged with it.
-delete from letta_store.repo where did = $1 and space = '' and records = 0;
+delete from letta_store.repo where did = $1 and space = '' and records = 0 and marks = 0 returning did;
+
+-- name: fetch_instead
+-- What is pending of this repository won't be decided while nobody knows the account.
+update letta_store.repo set want = 'fetch' where did = $1 and space = '' and want is not null;
 
 -- Accounts: identities and checks.
 
@@ -495,11 +535,12 @@ update letta_store.account a set check_at = $2, checks = 0
 where a.did = any($1::text[]) and exists (select from letta_store.repo r where r.did = a.did);
 
 -- name: put_identity
--- Not over an identity event that came after the resolution began ($5): that one is resolved anew.
+-- Not over an identity event that came after the resolution began ($5): that one is resolved anew. A check that was
+-- put off (checks > 0) is for a later time, but not about anything later.
 update letta_store.account
 set signing_key = $2, pds = $3, handle = $4, resolved_at = $6,
-    check_at = case when check_at <= $5 and status = 'active' then null else check_at end
-where did = $1 and not forgotten and (check_at is null or check_at <= $5)
+    check_at = case when (check_at <= $5 or checks > 0) and status = 'active' then null else check_at end
+where did = $1 and not forgotten and (check_at is null or check_at <= $5 or checks > 0)
 returning did;
 
 -- name: due_checks
@@ -508,7 +549,7 @@ from letta_store.account a left join letta_store.repo r on r.did = a.did and r.s
 where a.check_at is not null and a.check_at <= $1 order by a.check_at limit $2;
 
 -- name: postpone_check
-update letta_store.account set check_at = $2, checks = checks + 1 where did = $1;
+update letta_store.account set check_at = $2, checks = checks + 1 where did = $1 and check_at <= $3;
 
 -- name: end_check
 update letta_store.account set check_at = null, checks = 0 where did = $1 and check_at <= $2;
@@ -541,19 +582,22 @@ delete from letta_store.dead_letter where did = any($1::text[]);
 update letta_store.dead_letter set frame = null where did = any($1::text[]) and length(frame) > 0;
 
 -- name: rows_after
--- A page of rows in key order, for the audit.
+-- A page of rows in key order, for the audit: at most $1, after the key that follows.
 select did, space, collection, rkey, uri, cid, rev, value::text as value, block, proof is not null as proven
-from letta_store.{table} where (did, space, collection, rkey) > ($1, $2, $3, $4)
-order by did, space, collection, rkey limit $5;
+from letta_store.{table} where ({key}) > ({after})
+order by {key} limit $1;
+
+-- name: accounts_after
+-- A page of accounts in did order, for the audit.
+select did from letta_store.account where did > $1 order by did limit $2;
 
 -- name: untrue_flags
--- Prompts whose stored flags are not what the defining view computes.
+-- Prompts of these accounts whose stored flags are not what the defining view computes.
 select p.uri, p.freshness as stored, t.freshness as computed, p.stale_reasons as stored_reasons,
     t.stale_reasons as computed_reasons
 from letta_store.compiled_prompt p
 join letta_store.freshness_truth t on t.did = p.did and t.space = p.space and t.rkey = p.rkey
-where (p.freshness, p.stale_reasons, p.stale_since, p.evidence)
-    is distinct from (t.freshness, t.stale_reasons, t.stale_since, t.evidence)
+where p.did = any($1::text[]) and t.did = any($1::text[]) and t.differs
 order by p.uri;
 
 -- name: audited_repos
@@ -579,7 +623,7 @@ select count(*) as open,
     count(*) filter (where r.attempts >= $1 and (r.lease_until is null or r.lease_until <= $2)) as failed
 from letta_store.repo r join letta_store.account a on a.did = r.did
 where r.want is not null and (not a.hidden or (r.want = 'decide' and r.attempts < $1))
-    and ($3::text[] is null or r.did = any($3::text[]));
+    and ($3::text[] is null or r.did = any($3::text[])) and r.did <> all($4::text[]);
 
 -- name: kept_records
 select coalesce(sum(records), 0)::bigint as records from letta_store.repo
@@ -617,6 +661,9 @@ update letta_store.discovery set page = null, done = false;
 
 -- name: source_filter
 select filter from letta_store.cursor where source = $1;
+
+-- name: source_filters
+select source, filter from letta_store.cursor where filter is not null;
 
 -- name: put_source_filter
 insert into letta_store.cursor (source, filter) values ($1, $2)

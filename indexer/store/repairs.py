@@ -24,14 +24,15 @@ from indexer.store.claims import (
     settle,
     waiting_of,
 )
-from indexer.store.connection import fetch, translated
-from indexer.store.context import Applied, Context, columns
-from indexer.store.statements import statement
+from indexer.store.connection import fetch
+from indexer.store.context import Applied, Context, Limits, columns
+from indexer.store.statements import RECORD_TABLES, statement
 from indexer.store.writer import Step, transact
 
 if TYPE_CHECKING:
     from indexer.store import Store
 
+MANY = (1 << 31) - 1  # tries: no bound
 LEASE = timedelta(minutes=1)  # that a claim stands unless it is extended: what a crash costs the repository
 
 
@@ -53,14 +54,21 @@ class Repairs:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def _fetch(self, name: str, *args: object) -> list[asyncpg.Record]:
-        async with self._store.connection("repair") as connection:
-            with translated():
-                return await fetch(connection, name, *args)
+    @property
+    def limits(self) -> Limits:
+        """What bounds the index."""
+        return self._store.limits
 
-    async def claim(self, now: datetime, limit: int) -> list[Claim]:
-        """Take on up to ``limit`` wants that are due. Claimed one by one: no two workers get the same."""
-        candidates = [row["did"] for row in await self._fetch("due_wants", now, limit * 4)]
+    async def _fetch(self, name: str, *args: object, table: str | None = None) -> list[asyncpg.Record]:
+        async with self._store.connection("repair") as connection:
+            return await fetch(connection, name, *args, table=table)
+
+    async def claim(self, now: datetime, limit: int, *, tries: int = MANY) -> list[Claim]:
+        """Take on up to ``limit`` wants that are due and were tried ``tries`` times at most.
+
+        Claimed one by one: no two workers get the same.
+        """
+        candidates = [row["did"] for row in await self._fetch("due_wants", now, limit * 4, tries)]
         random.shuffle(candidates)
         claims: list[Claim] = []
         for did in candidates:
@@ -104,7 +112,7 @@ class Repairs:
         """Make the rows what a snapshot says; whether the want is met by that. Raises ClaimLostError."""
 
         async def before(context: Context) -> None:
-            await hold_claim(context, claim)
+            await hold_claim(context, claim, shown=True)
             await reconcile(context, snapshot)
 
         async def after(context: Context) -> bool:
@@ -113,18 +121,18 @@ class Repairs:
         return await self._transact(snapshot.as_batch(), claim.did, now, before, after)
 
     async def _transact(
-        self, batch: Batch, did: str, now: datetime, before: Step[None], after: Step[bool]
+        self, batch: Batch, did: str, now: datetime, before: Step[None], after: Step[bool] | None = None
     ) -> tuple[Applied, bool]:
         async with self._store.connection("repair") as connection:
-            with translated():
-                applied, met = await transact(
-                    connection, batch, self._store.limits, now, dids={did}, before=before, after=after
-                )
-                return applied, bool(met)
+            applied, met = await transact(
+                connection, batch, self._store.limits, now, dids={did}, before=before, after=after
+            )
+            return applied, bool(met)
 
     async def release(self, claim: Claim, again: datetime, error: str | None, *, fell_short: bool = False) -> None:
         """Give a claim back, to be taken on again later, with the reason why it isn't met."""
-        await self._fetch("release_want", claim.did, claim.id, again, error and error[:500], int(fell_short))
+        shown = None if error is None else error.encode(errors="replace").decode().replace("\0", "\ufffd")[:500]
+        await self._fetch("release_want", claim.did, claim.id, again, shown, int(fell_short))
 
     async def put_identity(
         self, did: str, key: str, pds: str | None, handle: str | None, began: datetime, now: datetime
@@ -136,9 +144,9 @@ class Repairs:
         """Accounts to be asked about, those due longest first."""
         return [Check(**dict(row)) for row in await self._fetch("due_checks", now, limit)]
 
-    async def postpone_check(self, did: str, again: datetime) -> None:
-        """Ask about an account again later."""
-        await self._fetch("postpone_check", did, again)
+    async def postpone_check(self, did: str, began: datetime, again: datetime) -> None:
+        """Ask about an account again later, unless more is to be asked since ``began``."""
+        await self._fetch("postpone_check", did, again, began)
 
     async def end_check(self, did: str, began: datetime) -> None:
         """An account's state is confirmed as of ``began``."""
@@ -156,18 +164,38 @@ class Repairs:
         """Forget a probe that was answered, or never will be."""
         await self._fetch("end_probe", did)
 
-    async def untrack(self, did: str) -> None:
-        """Stop following an account that doesn't exist, unless something of it is kept."""
-        async with self._store.connection("repair") as connection:
-            with translated():
-                async with connection.transaction():
-                    await connection.execute(statement("lock_accounts"), [did])
-                    await connection.execute(statement("purge_pending"), [did])
-                    await connection.execute(statement("untrack"), did)
+    async def untrack(self, did: str) -> bool:
+        """Stop following an account that doesn't exist, with what is pending of it.
 
-    async def change_account(self, change: AccountChange, now: datetime) -> Applied:
-        """Write an account's confirmed state, and purge it if that says so."""
-        return await self._store.apply(Batch(accounts={change.did: change}), now)
+        False if something of it is kept: then it is to be fetched, should it be there again.
+        """
+        async with self._store.connection("repair") as connection:
+            async with connection.transaction():
+                await connection.execute(statement("lock_accounts"), [did])
+                gone = bool(await fetch(connection, "untrack", did))
+                if gone:
+                    await connection.execute(statement("purge_pending"), [did])
+                else:
+                    await connection.execute(statement("fetch_instead"), did)
+                return gone
+
+    async def change_account(self, change: AccountChange, now: datetime, want: Want | None = None) -> Applied:
+        """Write an account's confirmed state, and with it what is wanted because of it."""
+        return await self._store.apply(Batch(accounts={change.did: change}, wants=[want] if want else []), now)
+
+    async def purge(self, check: Check, rev: str, now: datetime) -> Applied | None:
+        """Take all of an account at or below a rev away; None, and nothing, if its state isn't what was checked."""
+
+        async def before(context: Context) -> None:
+            (state,) = await context.fetch("account_states", [check.did])
+            if (state["status"], state["status_time"]) != (check.status, check.status_time):
+                raise ClaimLostError
+
+        change = AccountChange(check.did, check.status_time, check.active, check.status, purge_rev=rev)
+        try:
+            return (await self._transact(Batch(accounts={check.did: change}), check.did, now, before))[0]
+        except ClaimLostError:
+            return None
 
     async def want(self, wants: list[Want], now: datetime) -> None:
         """Record wants."""
@@ -204,6 +232,19 @@ class Repairs:
         await self._fetch("put_source_filter", source, " ".join(patterns))
         return widened
 
+    async def filters(self) -> dict[str, list[str]]:
+        """The patterns that each source was read with last."""
+        return {row["source"]: row["filter"].split() for row in await self._fetch("source_filters")}
+
+    async def narrow(self, patterns: Sequence[str], covers: Callable[[Sequence[str]], bool]) -> None:
+        """Note that repositories are fetched under these patterns from now on, whatever source they are wanted by.
+
+        A source that was read with more (``covers`` tells) is widened when it is read so again.
+        """
+        for source, before in (await self.filters()).items():
+            if not covers(before):
+                await self._fetch("put_source_filter", source, " ".join(patterns))
+
     async def tracked(self) -> list[tuple[str, str, str | None]]:
         """Every tracked account: its last proven rev, and its key where one is known."""
         return [(row["did"], row["rev"], row["signing_key"]) for row in await self._fetch("tracked")]
@@ -218,14 +259,27 @@ class Repairs:
         (total,) = await self._fetch("pending_total")
         return reasons, total["frames"]
 
-    async def open_wants(self, tries: int, now: datetime, dids: Sequence[str] | None = None) -> tuple[int, int]:
-        """How many wants are open (of ``dids``; None: of all), and how many were tried ``tries`` times in vain."""
-        (row,) = await self._fetch("open_wants", tries, now, None if dids is None else list(dids))
+    async def open_wants(
+        self, tries: int, now: datetime, dids: Sequence[str] | None = None, without: Sequence[str] = ()
+    ) -> tuple[int, int]:
+        """How many wants are open (of ``dids``; None: of all), and how many were tried ``tries`` times in vain.
+
+        Those of the accounts ``without`` don't count.
+        """
+        (row,) = await self._fetch("open_wants", tries, now, None if dids is None else list(dids), list(without))
         return row["open"], row["failed"]
 
     async def forgotten(self, dids: Sequence[str]) -> list[str]:
         """Those of these accounts that are forgotten."""
         return [row["did"] for row in await self._fetch("forgotten", list(dids))]
+
+    async def cids(self, did: str) -> dict[str, tuple[str, str]]:
+        """CID and rev of every public row of one repository, by path."""
+        found: dict[str, tuple[str, str]] = {}
+        for table in RECORD_TABLES:
+            rows = await self._fetch("repo_cids", did, table=table)
+            found.update((row["path"], (row["cid"], row["rev"])) for row in rows)
+        return found
 
     async def records(self, dids: Sequence[str] | None = None) -> int:
         """How many records are kept (of ``dids``; None: of all)."""

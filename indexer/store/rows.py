@@ -12,7 +12,7 @@ import asyncpg
 
 from indexer.batch import Key, Order, key_of, order_of
 from indexer.model import AGENT, COMPILED_PROMPT, CONVERSATION, Change, Reason
-from indexer.store.context import Context, Pair, Share, by_table, columns, did_of, key_in
+from indexer.store.context import Context, Share, by_table, did_of, key_in, short_key
 from indexer.store.statements import PROMPTS, table_of
 
 
@@ -37,7 +37,7 @@ async def read_rows(context: Context) -> None:
     keys = list({*context.batch.puts, *context.batch.deletes})
     if not keys:
         return
-    for row in await context.fetch("tombstones", *columns(keys, 4)):
+    for row in await context.run("tombstones", keys):
         context.tombstones[key_in(row)] = Order(row["rev"], row["proven"])
     for table, group in by_table(keys).items():
         for row in await _kept(context, table, group):
@@ -50,39 +50,39 @@ async def read_rows(context: Context) -> None:
 
 async def _kept(context: Context, table: str, keys: list[Key]) -> list[asyncpg.Record]:
     if table == PROMPTS:
-        return await context.fetch("kept_prompts", *columns(keys, 4))
-    return await context.fetch("kept_rows", *columns(keys, 4), table=table)
+        return await context.run("kept_prompts", keys)
+    return await context.run("kept_rows", keys, table=table)
 
 
 async def delete(context: Context) -> None:
     """Leave tombstones, and delete the rows and the history at or below them."""
-    deletes = {key: order for key, order in context.batch.deletes.items() if _admits_delete(context, key, order)}
-    if not deletes:
-        return
-    await context.execute("put_tombstones", *columns(((*key, *order) for key, order in deletes.items()), 6))
+    deletes: dict[Key, Order] = {}
+    for key, order in context.batch.deletes.items():
+        if _admits_delete(context, key, order):
+            deletes[key] = order
+            if key not in context.tombstones:
+                context.after[key.did, key.space].marks += 1
+    await context.run("put_tombstones", ((*key, *order) for key, order in deletes.items()))
     for key, order in deletes.items():
         context.tombstones[key] = max(order, context.tombstones.get(key, order))
     for table, group in by_table(deletes).items():
-        rows = columns(((*key, *deletes[key]) for key in group), 6)
-        note_deleted(context, await context.fetch("delete_rows", *rows, table=table))
+        rows = ((*key, *deletes[key]) for key in group)
+        note_deleted(context, await context.run("delete_rows", rows, table=table))
     for collection, name in (
         (COMPILED_PROMPT, "delete_recompiles"),
         (CONVERSATION, "delete_conversation_versions"),
     ):
-        gone = [(k.did, k.space, k.rkey, order.rev) for k, order in deletes.items() if k.collection == collection]
-        if gone:
-            context.mark(await context.fetch(name, *columns(gone, 4)), -1)
+        gone = ((*short_key(key), order.rev) for key, order in deletes.items() if key.collection == collection)
+        context.mark(await context.run(name, gone), -1)
 
 
 def _admits_delete(context: Context, key: Key, order: Order) -> bool:
     """Whether a delete counts: not settled before, and a key never seen only within its account's quota."""
     if order.rev <= context.floor(key) or key.did in context.forgotten:
         return False
-    if key not in context.tombstones:
-        if key not in context.kept and not context.has_room(key.did, key.space):
-            context.applied.dropped[Reason.QUOTA] += 1
-            return False
-        context.after[key.did, key.space].marks += 1
+    if key not in context.tombstones and key not in context.kept and not context.has_room(key.did, key.space):
+        context.applied.dropped[Reason.QUOTA] += 1
+        return False
     return True
 
 
@@ -99,8 +99,7 @@ def note_deleted(context: Context, rows: Iterable[asyncpg.Record]) -> None:
             context.agents.add(row["uri"])
         if key.collection == COMPILED_PROMPT:
             context.announce("deleted", key.space, uri=row["uri"])
-            if row["agent_uri"]:
-                context.pairs.add(Pair(key.did, key.space, row["agent_uri"]))
+            context.touch(row, before=row)
 
 
 async def put(context: Context) -> set[Key]:
@@ -111,7 +110,7 @@ async def put(context: Context) -> set[Key]:
             grouped[table_of(change.collection)].append(change)
     written: set[Key] = set()
     for table, group in grouped.items():
-        for row in await context.fetch("put_rows", *columns(map(_row, group), 13), table=table):
+        for row in await context.run("put_rows", map(_row, group), table=table):
             key = key_in(row)
             written.add(key)
             context.applied.rows[key.collection] += 1
@@ -176,5 +175,4 @@ async def write_counts(context: Context) -> None:
         if share != before:
             more = share.records - before.records, share.bytes - before.bytes, share.marks - before.marks
             rows.append((did, space, *more))
-    if rows:
-        await context.execute("count_repos", *columns(rows, 5))
+    await context.run("count_repos", rows)

@@ -21,6 +21,11 @@ def table_of(collection: str) -> str:
     return TABLES.get(collection, OTHER)
 
 
+def key_columns(table: str) -> tuple[str, ...]:
+    """The columns that a table of records has as its key, in the key's order."""
+    return ("did", "space", "collection", "rkey") if table == OTHER else ("did", "space", "rkey")
+
+
 @cache
 def _named() -> dict[str, str]:
     text = resources.files("indexer.store").joinpath("queries.sql").read_text("utf-8")
@@ -36,9 +41,14 @@ def statement(name: str, table: str | None = None) -> str:
         return text
     if table not in (*RECORD_TABLES, *HISTORY_TABLES):
         raise KeyError(table)
-    key = "did, space, collection, rkey" if table == OTHER else "did, space, rkey"
-    agent_uri = "r.agent_uri" if table == PROMPTS else "null as agent_uri"
-    return text.replace("{table}", table).replace("{key}", key).replace("{agent_uri}", agent_uri)
+    key = key_columns(table)
+    parts = {
+        "table": table,
+        "key": ", ".join(key),
+        "after": ", ".join(f"${2 + n}" for n in range(len(key))),
+        "prompt": "r.agent_uri, r.compiled_at" if table == PROMPTS else "null as agent_uri, null as compiled_at",
+    }
+    return re.sub(r"\{(\w+)\}", lambda match: parts[match[1]], text)
 
 
 def statement_names() -> tuple[str, ...]:

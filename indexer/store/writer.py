@@ -14,15 +14,17 @@ from typing import TypeVar
 import asyncpg
 
 from indexer.batch import Batch
+from indexer.model import Reason
 from indexer.store.accounts import confirm, lock, update_accounts
 from indexer.store.chain import decide, hold
 from indexer.store.connection import Connection
-from indexer.store.context import Applied, Context, Limits, Pair, columns
+from indexer.store.context import Applied, Context, Limits, Pair, columns, place_of
 from indexer.store.history import remember
 from indexer.store.rows import LocksMissedError, delete, put, read_counts, read_rows, write_counts
 
 T = TypeVar("T")
 
+MOST_PROBES = 20_000  # accounts that wait to be asked about; anybody can make up more
 ATTEMPTS = 8  # at getting all locks: each failure means that a prompt's agent changed in between
 
 
@@ -54,8 +56,10 @@ async def transact(
         context = Context(connection, own, limits, now)
         try:
             async with connection.transaction():
+                if batch.dids() or batch.handles or batch.wants or dids:
+                    await lock(context, more)
                 if batch.dids() or batch.wants or dids:
-                    await _index(context, more, before)
+                    await _index(context, before)
                 await _finish(context)
                 return context.applied, await after(context) if after is not None else None
         except LocksMissedError as missed:
@@ -63,8 +67,7 @@ async def transact(
     raise asyncpg.DeadlockDetectedError("the agents of the prompts in a batch kept changing")
 
 
-async def _index(context: Context, more: set[str], before: Step[None] | None) -> None:
-    await lock(context, more)
+async def _index(context: Context, before: Step[None] | None) -> None:
     await read_counts(context)
     await update_accounts(context)
     await decide(context)
@@ -81,16 +84,35 @@ async def _index(context: Context, more: set[str], before: Step[None] | None) ->
 
 async def refresh(context: Context) -> None:
     """Bring the flags of every prompt that what happened can concern in line with their definition."""
-    if context.agents:
-        rows = await context.fetch("prompts_of_agents", list(context.agents))
-        context.pairs.update(Pair(row["did"], row["space"], row["agent_uri"]) for row in rows)
-    if not context.pairs:
+    pairs, keys = await _concerned(context)
+    if not pairs and not keys:
         return
-    for row in await context.fetch("refresh_freshness", *columns(sorted(context.pairs), 3)):
+    for row in await context.fetch("refresh_freshness", *columns(sorted(pairs), 3), *columns(sorted(keys), 3)):
         if row["freshness"] != row["was"] and "stale" in (row["freshness"], row["was"]):
             event = "stale" if row["freshness"] == "stale" else "fresh"
             facts = {name: row[name] for name in ("uri", "cid", "agent", "freshness", "stale_reasons")}
             context.announce(event, row["space"], **facts)
+
+
+async def _concerned(context: Context) -> tuple[set[Pair], set[tuple[str, str, str]]]:
+    """Pairs of which every prompt needs a new look, and the keys of prompts that do alone.
+
+    A prompt is compared with its agent and with the latest of its pair: if neither what is the latest nor what was has
+    been touched, no other is concerned. What was later than the latest that is untouched was the latest.
+    """
+    pairs: set[Pair] = set()
+    keys: set[tuple[str, str, str]] = set()
+    if context.agents:
+        rows = await context.fetch("prompts_of_agents", list(context.agents))
+        pairs.update(Pair(row["did"], row["space"], row["agent_uri"]) for row in rows)
+    for latest in await context.run("latest_prompts", sorted(context.touched.keys() - pairs)):
+        pair = Pair(latest["did"], latest["space"], latest["agent_uri"])
+        place = place_of(latest)
+        if place.rkey in context.touched[pair] or context.left.get(pair, place) > place:
+            pairs.add(pair)
+        else:
+            keys.update((pair.did, pair.space, rkey) for rkey in context.touched[pair])
+    return pairs, keys
 
 
 async def _finish(context: Context) -> None:
@@ -99,7 +121,8 @@ async def _finish(context: Context) -> None:
     if claimed:
         await context.execute("note_identities", [change.did for change in claimed], context.now)
     if batch.probes:
-        await context.execute("put_probes", list(batch.probes), context.now)
+        (full,) = await context.fetch("put_probes", list(batch.probes), context.now, MOST_PROBES)
+        context.applied.dropped[Reason.QUOTA] += full["dropped"]
     believed = [(c.did, c.handle, c.time) for c in batch.handles.values() if not c.confirm]
     if believed:
         await context.execute("put_handles", *columns(believed, 3))

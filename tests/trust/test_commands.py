@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from indexer.backfill import backfill_repos
+from indexer.config import load_settings
 from indexer.simulator import World
 from indexer.simulator.capture import write_capture
 from indexer.simulator.http_faults import Refuse
@@ -46,6 +48,11 @@ class Site:
         """Run a command that asks the network."""
         return await self.command(name, *arguments, "--plc-url", self.plc.url, "--allow-private-hosts")
 
+    async def fill(self) -> None:
+        """Fetch everything, without the start of a process."""
+        given = {"database_url": self.database, "plc_url": self.plc.url, "relay_url": self.relay.url}
+        assert await backfill_repos(load_settings(given | {"allow_private_hosts": True}, {}, None), []) == 0
+
     async def backfill(self, *arguments: str) -> Outcome:
         """Run ``backfill``."""
         return await self.outward("backfill", *arguments, "--relay-url", self.relay.url)
@@ -54,7 +61,9 @@ class Site:
         """Run the daemon to the end of a capture of these frames."""
         path = self.folder / "given.bin"
         write_capture(path, given or [frames.identity(STRANGER)])
-        return await self.outward("run", "--once", "--listen", "127.0.0.1:0", "--source", f"file:{path}")
+        return await self.outward(
+            "run", "--once", "--trust", "verify", "--listen", "127.0.0.1:0", "--source", f"file:{path}"
+        )
 
     def truth(self, *dids: str) -> dict[str, str]:
         """URI and CID of what the network holds of these accounts; of :attr:`dids`, if none is named."""
@@ -170,7 +179,7 @@ async def test_backfill_keeps_to_the_filter(site: Site) -> None:
 
 async def test_check_of_a_true_index_finds_nothing(site: Site) -> None:
     """An index that is what its records and their hosts say has no differences; the exit code says so."""
-    await site.backfill()
+    await site.fill()
     outcome = await site.outward("check", "--remote")
     assert (outcome.code, outcome.output) == (DONE, "no differences\n")
     outcome = await site.command("check", "--json")
@@ -179,7 +188,7 @@ async def test_check_of_a_true_index_finds_nothing(site: Site) -> None:
 
 async def test_check_finds_rows_and_flags_that_are_wrong(site: Site) -> None:
     """A row that doesn't hash to its CID and a flag that isn't what the view computes are told, each by its URI."""
-    await site.backfill()
+    await site.fill()
     changed, flagged = await damage(site)
     outcome = await site.command("check")
     assert outcome.code == FOUND
@@ -192,12 +201,12 @@ async def test_check_finds_rows_and_flags_that_are_wrong(site: Site) -> None:
 
 async def test_check_repairs_what_is_wrong_within(site: Site) -> None:
     """``--repair`` has the repositories of wrong rows fetched by the next run, and what is wrong is right again."""
-    await site.backfill()
+    await site.fill()
     await damage(site)
     assert (await site.command("check", "--repair")).code == FOUND
     assert list((await wants(site.sql)).values()) in ([["check"]], [["check"], ["check"]])
     assert (await site.run_once()).code == DONE
-    assert (await site.outward("check", "--remote")).code == DONE
+    assert (await site.command("check")).code == DONE
     assert await site.shown() == site.truth()
 
 
@@ -206,7 +215,7 @@ async def test_check_compares_with_the_hosts(site: Site) -> None:
     one, *_ = site.dids
     gone = next(iter(site.truth(one))).removeprefix(f"at://{one}/")
     site.world.put(one, f"{AGENT}/{key(901)}", agent())
-    await site.backfill()
+    await site.fill()
     site.write(one)
     site.world.put(one, f"{AGENT}/{key(901)}", agent("Another template."))
     site.world.delete(one, gone)
@@ -219,13 +228,12 @@ async def test_check_compares_with_the_hosts(site: Site) -> None:
     }
     assert set(await wants(site.sql)) == {one}
     assert (await site.run_once()).code == DONE
-    assert (await site.outward("check", "--remote")).code == DONE
     assert await site.shown() == site.truth()
 
 
 async def test_host_that_cannot_be_compared_with_is_told(site: Site) -> None:
     """A host that doesn't answer is a difference of its own, not one of records; the others are compared."""
-    await site.backfill()
+    await site.fill()
     one, other, *_ = site.dids
     site.pds.inject(Refuse(one, status=500))
     site.write(other)
@@ -246,7 +254,7 @@ async def test_check_without_a_database_ends_with_3(empty_database: str) -> None
 async def test_forgotten_account_leaves_nothing_and_stays_away(site: Site) -> None:
     """Nothing of it is in any table; no replay, no discovery and no request brings it back."""
     history = site.world.run(30)
-    await site.backfill()
+    await site.fill()
     one, *others = site.dids
     damaged = frames.commit(did=one, rev="no revision", ops=[])
     assert (await site.run_once(*history, damaged)).code == DONE
@@ -277,8 +285,5 @@ async def damage(site: Site) -> tuple[str, str]:
         "update letta_store.message set value = value || jsonb_build_object('seq', 77) where uri = $1", changed
     )
     flagged = await site.sql.fetchval("select uri from letta.compiled_prompt order by uri limit 1")
-    await site.sql.execute(
-        "update letta_store.compiled_prompt set freshness = 'stale', stale_reasons = '{memory_changed}' where uri = $1",
-        flagged,
-    )
+    await site.sql.execute("update letta_store.compiled_prompt set stale_since = '2000-01-01' where uri = $1", flagged)
     return changed, flagged
