@@ -93,29 +93,43 @@ create function letta_store.rev_time(rev text) returns timestamptz
     language sql immutable parallel safe
     return case when rev ~ '^[2-7a-j][2-7a-z]{12}$' then
         (timestamp 'epoch' + interval '1 microsecond' * (
-            select sum((strpos('234567abcdefghijklmnopqrstuvwxyz', substr(rev, i, 1)) - 1) * (32::numeric ^ (11 - i)))
-            from generate_series(1, 11) i)::double precision) at time zone 'UTC' end;
+            ((strpos('234567abcdefghijklmnopqrstuvwxyz', substr(rev, 1, 1)) - 1)::bigint << 50)
+            + ((strpos('234567abcdefghijklmnopqrstuvwxyz', substr(rev, 2, 1)) - 1)::bigint << 45)
+            + ((strpos('234567abcdefghijklmnopqrstuvwxyz', substr(rev, 3, 1)) - 1)::bigint << 40)
+            + ((strpos('234567abcdefghijklmnopqrstuvwxyz', substr(rev, 4, 1)) - 1)::bigint << 35)
+            + ((strpos('234567abcdefghijklmnopqrstuvwxyz', substr(rev, 5, 1)) - 1)::bigint << 30)
+            + ((strpos('234567abcdefghijklmnopqrstuvwxyz', substr(rev, 6, 1)) - 1)::bigint << 25)
+            + ((strpos('234567abcdefghijklmnopqrstuvwxyz', substr(rev, 7, 1)) - 1)::bigint << 20)
+            + ((strpos('234567abcdefghijklmnopqrstuvwxyz', substr(rev, 8, 1)) - 1)::bigint << 15)
+            + ((strpos('234567abcdefghijklmnopqrstuvwxyz', substr(rev, 9, 1)) - 1)::bigint << 10)
+            + ((strpos('234567abcdefghijklmnopqrstuvwxyz', substr(rev, 10, 1)) - 1)::bigint << 5)
+            + ((strpos('234567abcdefghijklmnopqrstuvwxyz', substr(rev, 11, 1)) - 1)::bigint << 0)
+        )::double precision) at time zone 'UTC' end;
 comment on function letta_store.rev_time is 'The instant in a TID, NULL where it is none';
 
--- Regular expressions here count to 255 only.
-create function letta_store.name_fits(did text, nsid text, rkey text) returns boolean
-    language sql immutable parallel safe
-    return octet_length(did) <= 1024 and octet_length(rkey) <= 512 and octet_length(nsid) <= 317
-        and octet_length(nsid) - octet_length(split_part(nsid, '.', -1)) <= 254 and nsid !~ '[^.]{64}';
-comment on function letta_store.name_fits is
-    'Whether a DID, a well-formed collection (or type) and a record key are as short as their specifications ask';
-
--- A reference names a record only in one form: a DID, a collection and a record key. Handles name nothing. The result
--- is bounded (2,000 bytes), so that it can be indexed whatever a record says.
-create function letta_store.reference_form(reference text) returns text
+-- A reference names a record only in one form: a DID, a collection and a record key, each as short as its specification
+-- asks. Handles name nothing. The result is bounded (2,000 bytes), so that it can be indexed whatever a record says.
+-- Refers to nothing of ours by name: views call it, and a reader has no right to the names of letta_store.
+create function letta_store.record_uri(reference text) returns text
     language plpgsql immutable strict parallel safe
 as $$
 declare
     did constant text := 'did:[a-z]+:[A-Za-z0-9._:%-]*[A-Za-z0-9._-]';
     nsid constant text := '[A-Za-z]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)+\.[A-Za-z][A-Za-z0-9]*';
     rkey constant text := '[A-Za-z0-9._:~-]+';
+    name constant text := split_part(substr(reference, 62), '/', 1);
+    key constant text := split_part(substr(reference, 62), '/', 2);
     uri text := reference;
+    parts text[];
 begin
+    -- What nearly all look like, told without regular expressions: those take ten times as long.
+    if octet_length(reference) < 120 and reference like 'at://did:plc:________________________/xyz.quasigod.lab.letta.%'
+        and ltrim(substr(reference, 14, 24), 'abcdefghijklmnopqrstuvwxyz234567') = ''
+        and name <> '' and ltrim(name, 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ') = ''
+        and key <> '' and ltrim(key, 'abcdefghijklmnopqrstuvwxyz0123456789') = ''
+        and substr(reference, 62) = name || '/' || key then
+        return reference;
+    end if;
     if octet_length(reference) > 2000 then
         return null;
     end if;
@@ -125,20 +139,17 @@ begin
     if uri !~ format('^at://%1$s(/space/%2$s/%3$s/%1$s)?/%2$s/%3$s$', did, nsid, rkey) or uri ~ '/\.\.?(/|$)' then
         return null;
     end if;
+    parts := string_to_array(regexp_replace(substr(uri, 6), '^([^/]+)/space/', '\1/'), '/');
+    for at in 1 .. cardinality(parts) by 3 loop  -- a DID, a collection or the type of a space, a record key
+        if octet_length(parts[at]) > 1024 or octet_length(parts[at + 1]) > 317 or octet_length(parts[at + 2]) > 512
+            or octet_length(parts[at + 1]) - octet_length(split_part(parts[at + 1], '.', -1)) > 254
+            or parts[at + 1] ~ '[^.]{64}' then  -- regular expressions here count to 255 only
+            return null;
+        end if;
+    end loop;
     return uri;
 end
 $$;
-comment on function letta_store.reference_form is 'A reference in its canonical form, whatever the length of its parts; NULL if it has none';
-
--- Bound at creation, as every function is that views call: a reader has no right to the names of letta_store. Without
--- the offset the form would be worked out anew for each of its parts.
-create function letta_store.record_uri(reference text) returns text
-    language sql immutable strict parallel safe
-    return (
-        select uri from (select letta_store.reference_form(reference) as uri offset 0) r
-        where letta_store.name_fits(split_part(uri, '/', -3), split_part(uri, '/', -2), split_part(uri, '/', -1))
-            and (split_part(uri, '/', 4) <> 'space'
-                or letta_store.name_fits(split_part(uri, '/', 3), split_part(uri, '/', 5), split_part(uri, '/', 6))));
 comment on function letta_store.record_uri is 'The canonical URI of the record that a reference names, NULL if it names none';
 
 create function letta_store.uri_of(did text, space text, collection text, rkey text) returns text

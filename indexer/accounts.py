@@ -133,7 +133,7 @@ class Accounts:
         """
         later = check.status_time + timedelta(microseconds=1)
         change = AccountChange(check.did, later, active, status)
-        returned = active and check.did in self._tracked
+        returned = active and check.hidden and check.did in self._tracked
         want = Want(check.did, WantReason.OUTDATED_CURSOR) if returned else None
         self._pipeline.learn(await self._repairs.change_account(change, self._pipeline.clock(), want))
 

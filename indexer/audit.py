@@ -40,7 +40,7 @@ async def audit_index(audits: Audits) -> AsyncIterator[Difference]:
             yield Difference("hash", row.uri, f"the row does not hash to {row.cid}", _did_in(row.uri))
     for flags in await audits.untrue_flags():
         uri = str(flags["uri"])
-        yield Difference("flags", uri, f"stored {flags['stored']}, computed {flags['computed']}", _did_in(uri))
+        yield Difference("flags", uri, f"stored {flags['stored']}, computed {flags['computed']}")
 
 
 def rehashes(row: StoredRow) -> bool:
@@ -85,6 +85,7 @@ async def _compare(
         rev, signed = await asyncio.to_thread(_signed_paths, file, repo.did, identity.signing_key, prefixes)
     for pause in (CATCHING_UP, None):
         kept, head = await audits.cids(repo.did), await audits.head(repo.did)
+        kept = {path: row for path, row in kept.items() if path.startswith(prefixes)}
         found = list(_differences(repo.did, rev, signed, kept, head))
         if not found or head >= rev or pause is None:
             break

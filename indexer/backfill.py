@@ -15,7 +15,7 @@ from indexer.daemon import build_pipeline, opened_store
 from indexer.errors import SettingsError
 from indexer.metrics import Metrics
 from indexer.model import Reason
-from indexer.pipeline import Pipeline, utc_now
+from indexer.pipeline import Pipeline
 from indexer.verification import Verification, opened_verification
 
 TICK = 0.5  # seconds between looks at the progress
@@ -25,7 +25,8 @@ async def backfill_repos(settings: Settings, dids: Sequence[str]) -> int:
     """Want these repositories, or those the relay lists, and fetch them; how many could not be had.
 
     Without ``dids`` those that ``--only`` names are taken before the relay is asked; a relay that doesn't answer counts
-    as one failure. Raises SettingsError for what is no DID, and for an account that is kept out or was forgotten.
+    as one failure. Raises SettingsError for what is no DID, for an account that is kept out or was forgotten, and for a
+    filter narrower than that of a source: what is fetched so would pass for all that is followed.
     """
     once = settings.model_copy(update={"once": True})
     async with opened_store(settings) as store:
@@ -33,6 +34,8 @@ async def backfill_repos(settings: Settings, dids: Sequence[str]) -> int:
         pipeline = build_pipeline(once, store, Metrics(clock=time))
         _refuse(dids, pipeline)
         async with opened_verification(once, store, pipeline) as parts:
+            for source in await parts.wider():
+                raise SettingsError(f"backfill: --collections leaves out what {source} is read with: name that too")
             await parts.load()
             if named := list(dids or settings.only):
                 for did in await parts.repairs.forgotten(named):
@@ -92,7 +95,7 @@ class Meter:
     """How far the wants (of ``dids``; None: all) have come since it was made by :meth:`begin`."""
 
     def __init__(self, parts: Verification, dids: Sequence[str] | None, before: int) -> None:
-        self._repairs = parts.repairs
+        self._parts = parts
         self._dids = dids
         self._before = before
         self._started = monotonic()
@@ -107,8 +110,8 @@ class Meter:
 
     async def read(self) -> Reading:
         """What has been done so far."""
-        left, _ = await self._repairs.open_wants(1, utc_now(), self._dids)
-        records = max(0, await self._repairs.records(self._dids) - self._before)
+        left, _ = await self._parts.open_wants(1, self._dids)
+        records = max(0, await self._parts.repairs.records(self._dids) - self._before)
         self._total = max(self._total, left)
         return Reading(self._total - left, self._total, records, records / max(monotonic() - self._started, TICK))
 

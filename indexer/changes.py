@@ -103,4 +103,3 @@ def _add_up(size: int, block: bytes | None) -> int:
     if size > MAX_RECORDS:
         raise Rejected(Reason.TOO_BIG, f"the records of one commit have over {MAX_RECORDS} bytes")
     return size
-

@@ -27,6 +27,7 @@ from indexer.flags import with_settings
 from indexer.sources.file import CaptureFile
 from indexer.sources.file import capture as write_capture
 from indexer.sources.follow import Follower
+from indexer.sources.jetstream import JetstreamSource
 from indexer.store import Summary
 from indexer.store.reports import to_json
 from indexer.tables import stale_lines, table_lines
@@ -197,6 +198,8 @@ def capture(
 
 async def _capture(settings: Settings, file: Path, limit: int | None, seconds: float | None) -> int:
     source = await open_source(settings.sources[0], settings)
+    if isinstance(source, JetstreamSource):
+        raise SettingsError("--source: a capture is of a firehose; what a Jetstream sends could not be replayed")
     with CaptureFile(file) as recording:
         follower = Follower(source, resume_from=lambda: settings.cursor.get(source.key))
         try:

@@ -27,13 +27,17 @@ from indexer.verification import opened_verification
 
 
 async def audit(settings: Settings, *, remote: bool, repair: bool) -> list[Difference]:
-    """What differs, within the index and with ``remote`` from the hosts; with ``repair`` it is wanted anew."""
+    """What differs, within the index and with ``remote`` from the hosts.
+
+    With ``repair`` flags are computed anew, and the repositories of wrong records wanted.
+    """
     async with opened_store(settings) as store:
         audits = Audits(store)
         found = [difference async for difference in audit_index(audits)]
         if remote:
             found += await _audit_hosts(settings, store, audits)
         if repair:
+            await audits.refresh([one.subject for one in found if one.kind == "flags"], utc_now())
             dids = sorted({difference.did for difference in found if difference.did})
             await Repairs(store).want([Want(did, WantReason.CHECK) for did in dids], utc_now())
         return found

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from itertools import count
-from time import time
+from time import monotonic, time
 from typing import TypeVar
 
 import structlog
@@ -46,6 +46,7 @@ STOP_SECONDS = 8.0  # to commit what was read, at the end
 STOPPED = "stopped"  # what ``letta.source`` says of a source that the daemon left in good order
 DATABASE_PAUSE = 1.0  # seconds between tries to reach the database at the start
 COUNT_INTERVAL = 15.0  # seconds between readings of the gauges
+COUNT_PAUSE = 20  # or as many times as long as the reading took: counting shall take little of the database's time
 
 T = TypeVar("T")
 
@@ -126,6 +127,7 @@ class Daemon:
         self._states: dict[str, Status] = {}
         self._live: set[str] = set()
         self._space_states: dict[str, str] = {}  # by account; '' is live
+        self._followers: dict[str, SpaceFollower] = {}
         self._database: str | None = "the database has not been reached yet"
         self._started: datetime = utc_now()
         self._stop = asyncio.Event()
@@ -163,6 +165,8 @@ class Daemon:
             async with asyncio.timeout(STOP_SECONDS):
                 await self.pipeline.flush()
                 await self._record_states(ended=True)
+                for follower in self._followers.values():
+                    await follower.rest(STOPPED)
         except TimeoutError:
             _log.warning("the database did not take what was read last in time: it will be read again")
 
@@ -183,7 +187,8 @@ class Daemon:
             for key, source in sources.items():
                 position = committed[key].seq if key in committed else None
                 follows += await self._start(group, source, self._settings.cursor.get(key, position))
-            for account, follower in (await self._spaces(stack)).items():
+            self._followers = await self._spaces(stack)
+            for account, follower in self._followers.items():
                 follows.append(group.create_task(self._follow_spaces(account, follower), name="spaces"))
             await asyncio.wait(follows)
             if self._settings.once:
@@ -321,11 +326,12 @@ class Daemon:
 
     async def _read_gauges(self) -> None:
         while True:
+            started = monotonic()
             with suppress(DatabaseUnavailable):
                 self.metrics.set_prompts(*await self._store.counts())
                 if self._verification is not None:
                     await self._verification.measure()
-            await asyncio.sleep(COUNT_INTERVAL)
+            await asyncio.sleep(max(COUNT_INTERVAL, COUNT_PAUSE * (monotonic() - started)))
 
     async def readiness(self) -> list[str]:
         """Why the daemon is not ready: nothing, if it is."""

@@ -6,6 +6,7 @@ sequence that fell back, a host that gave up on us.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import datetime
 
@@ -29,6 +30,7 @@ from indexer.sources.base import Chunk, Dropped, Item, Opened, ReconnectReason, 
 from indexer.syntax import is_handle
 from indexer.trust import AHEAD, Trust
 
+TURN = 32  # frames taken in before others get a turn: a few milliseconds if all concern us
 MAX_JUMP = 10**9  # sequence numbers; a frame further ahead is set aside
 MAX_LETTER = 2_500_000  # bytes of a frame that a dead letter keeps; no legal frame is longer
 SILENT = frozenset({Reason.UNKNOWN_EVENT, Reason.DENIED, Reason.DUPLICATE})  # counted, but nothing to look into
@@ -80,21 +82,30 @@ class Intake:
             if item.position is not None:
                 self.position = item.position
         else:
-            self._chunk(item)
+            await self._in_turns(item)
         await self._pipeline.noted()
 
-    def _chunk(self, chunk: Chunk) -> None:
-        """The hot path: nearly every frame of the network ends at the ``continue``."""
+    async def _in_turns(self, chunk: Chunk) -> None:
+        """Take a chunk in a few frames at a time: between them the writer's statements get their turn."""
+        frames, start = chunk.frames, chunk.start
+        for at in range(0, len(frames), TURN):
+            if not self._chunk(frames[at : at + TURN], None if start is None else start + at):
+                return
+            await self._pipeline.noted()
+            await asyncio.sleep(0)
+
+    def _chunk(self, frames: list[bytes], start: int | None) -> bool:
+        """The hot path: nearly every frame of the network ends at the ``continue``. False if the connection is left."""
         decode, touches, tracked = self.decode, self._pipeline.router.touches, self._trust.tracked
-        meter, start = self.meter, chunk.start
-        for number, raw in enumerate(chunk.frames, 1):
+        meter = self.meter
+        for number, raw in enumerate(frames, 1):
             kind, body = "other", Body()
             if start is not None:
                 self.position = start + number
             try:
                 kind, body = decode(raw)
                 if start is None and not self._advance(kind, body):
-                    return
+                    return False
                 if kind == "#commit" and not touches(body) and body["repo"] not in tracked:
                     if body.get("tooBig"):
                         self._too_big(body)
@@ -108,6 +119,7 @@ class Intake:
                 meter.frame(kind, len(raw))
         time = body.get("time")
         self.time = time if isinstance(time, str) else self.time
+        return True
 
     def _advance(self, kind: str, body: Body) -> bool:
         """Move the position to this frame's. False if the rest of the connection has to be left."""

@@ -64,7 +64,7 @@ def _body(kind: str, envelope: dict[str, Any], content: object, seq: object) -> 
         path = f"{field(envelope, 'collection', str)}/{field(envelope, 'rkey', str)}"
         return {**envelope, "seq": seq, "repo": envelope.get("did"), "ops": [{"path": path}]}
     if kind not in _WRAPPED:
-        return envelope
+        return {**envelope, "seq": seq}
     if not isinstance(content, dict) or content.get("did") != envelope.get("did"):
         raise _malformed("an event within an event is missing, or of another account")
     body = {**content, "seq": seq}

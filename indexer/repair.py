@@ -23,7 +23,7 @@ import structlog
 from indexer.batch import Batch
 from indexer.cbor import cid_text
 from indexer.changes import check_rev, proposal_of
-from indexer.errors import BatchRefused, DatabaseUnavailable, IdentityError, Rejected
+from indexer.errors import BatchRefused, DatabaseTooSlow, DatabaseUnavailable, IdentityError, Rejected
 from indexer.frames import commit_event, decode_frame
 from indexer.identity import IdentityGone, IdentityUnknown, ResolvedIdentity, Resolver
 from indexer.keys import PublicKey
@@ -155,7 +155,7 @@ class Repair:
             await self._meet(claim)
         except ClaimLostError:
             await self._repairs.release(claim, self._pipeline.clock(), None)
-        except (Failing, FetchFailed, IdentityError, Rejected, SpoolFailed, BatchRefused) as error:
+        except (Failing, FetchFailed, IdentityError, Rejected, SpoolFailed, BatchRefused, DatabaseTooSlow) as error:
             await self._put_off(claim, error)
         else:
             await self._repairs.end(claim, self._pipeline.clock())
@@ -295,7 +295,7 @@ class Repair:
             await self._chain_on(claim, identity, known)
 
     async def _download(self, claim: Claim, pds: str, file: BinaryIO) -> None:
-        """Spool a repository. A host that doesn't give it out is asked whether the account is away: then it is hidden."""
+        """Spool a repository; if its host doesn't give it out and says that the account is away, hide that."""
         try:
             await self._host.get_repo(pds, claim.did, file)
         except RepoUnavailable as error:

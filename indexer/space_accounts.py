@@ -38,6 +38,7 @@ async def opened_spaces(
             return await author_key(resolver, did, fresh=fresh)
 
         return SpaceFollower(
+            account,
             open_client,
             keys,
             store,

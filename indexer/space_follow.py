@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 import structlog
@@ -25,7 +25,7 @@ from indexer.spaces.client import SpaceClient
 from indexer.spaces.commit import Judgement
 from indexer.spaces.failures import PasswordRefused, SpaceUnavailable, UnknownDialect
 from indexer.spaces.folding import Superseded
-from indexer.spaces.pace import Pace
+from indexer.spaces.pace import LONGEST, Pace
 from indexer.spaces.reader import Loaded, SpaceReader
 from indexer.spaces.repo import Applied, RepoState, Silent
 from indexer.store import Store
@@ -34,6 +34,8 @@ from indexer.store.spaces import Move, Spaces, SpaceState, StateMovedError, Vers
 LABEL = "space"  # of every space, in metrics
 DISCOVERY = 60.0  # seconds between looks at the account's list of spaces
 SHORT = 1.0  # seconds to wait after a database that was away
+ONCE_ATTEMPTS = 3  # tries under --once before an account or a repository counts as failed
+ONCE_PATIENCE = 20.0  # seconds that a host may want to be left alone under --once
 
 _log = structlog.stdlib.get_logger("indexer.space_follow")
 
@@ -48,19 +50,23 @@ class _Repo:
 
     state: RepoState
     due: float
-    pace: Pace = field(default_factory=Pace)
+    pace: Pace
     read: bool = False
+    failures: int = 0  # in a row
+    noted: str = ""  # what ``letta.source`` says
 
 
 class SpaceFollower:
-    """Follows the repositories that one account has in permissioned spaces, those that ``wanted`` names.
+    """Follows the repositories that ``account`` has in permissioned spaces, those that ``wanted`` names.
 
-    ``open_client`` signs in; ``keys`` gives an author's key, afresh if told so; ``report`` hears of the account's state
-    (``live``, ``waiting``, ``refused``, ``broken``) with a sentence that names no space.
+    ``account`` is its name in the settings. ``open_client`` signs in; ``keys`` gives an author's key, afresh if told
+    so; ``report`` hears of the account's state (``live``, ``waiting``, ``refused``, ``broken``) with a sentence that
+    names no space; ``pace`` gives the waits between looks at one repository.
     """
 
     def __init__(
         self,
+        account: str,
         open_client: Opener,
         keys: Keys,
         store: Store,
@@ -69,22 +75,26 @@ class SpaceFollower:
         wanted: Callable[[str], bool],
         report: Report,
         once: bool = False,
+        pace: Callable[[], Pace] = Pace,
     ) -> None:
+        self._account = account
         self._open_client = open_client
         self._keys = keys
-        self._store = store
         self._spaces = Spaces(store)
         self._pipeline = pipeline
         self._wanted = wanted
         self._report = report
         self._once = once
         self._meter = pipeline.metrics.source(LABEL)
+        self._new_pace = pace
+        self._pace = pace()
         self._repos: dict[str, _Repo] = {}
+        self._discovered = False
         self._failures = 0
+        self._missed = False  # something was given up under ``once``
 
     async def run(self) -> bool:
         """Follow until cancelled; under ``once`` until every repository is at its host's head. False: given up."""
-        pace = Pace()
         while True:
             try:
                 return await self._follow(await self._open_client())
@@ -93,18 +103,34 @@ class SpaceFollower:
                 return False
             except (FetchFailed, IdentityError) as error:
                 self._failures += 1
-                self._report("waiting", str(error))
-                if self._once and self._failures >= 3:
+                wait = self._pause(self._pace, error)
+                await self._tell("waiting", str(error))
+                if self._once and (self._failures >= ONCE_ATTEMPTS or wait > ONCE_PATIENCE):
+                    self._meter.finish()
                     return False
-                await asyncio.sleep(pace.failed(getattr(error, "retry_after", None)))
+                await asyncio.sleep(wait)
+
+    async def rest(self, word: str) -> None:
+        """Note for everything that was followed well that it isn't any more: ``stopped`` or ``ended``."""
+        if self._discovered:
+            await self._note("", word, None)
+        for repo in self._repos.values():
+            if repo.noted == "live":
+                await self._note_repo(repo, word, None)
+        self._discovered = False
 
     async def _give_up(self, error: IndexerError) -> None:
         """A state of its own, and no loop: nothing changes until somebody does something about it."""
+        self._discovered = False
         state = "refused" if isinstance(error, PasswordRefused) else "broken"
-        self._report(state, str(error))
+        await self._tell(state, str(error))
         for repo in self._repos.values():
-            await self._note(repo.state, state, str(error))
+            await self._note_repo(repo, state, str(error))
         self._meter.finish()
+
+    async def _tell(self, state: str, detail: str | None) -> None:
+        self._report(state, detail)
+        await self._note("", state, detail)
 
     async def _follow(self, client: SpaceClient) -> bool:
         loop = asyncio.get_running_loop()
@@ -114,47 +140,55 @@ class SpaceFollower:
         discover = loop.time()
         while True:
             if loop.time() >= discover:
-                await self._discover(client)
-                discover = loop.time() + DISCOVERY
+                discover = loop.time() + await self._discover(client)
             for space, repo in [item for item in self._repos.items() if item[1].due <= loop.time()]:
                 repo.due = loop.time() + await self._turn(reader, space, repo)
-            if self._once and all(repo.read for repo in self._repos.values()):
+            if self._once and self._discovered and all(repo.read for repo in self._repos.values()):
                 self._meter.finish()
-                return True
+                await self.rest("ended")
+                return not self._missed
             soonest = min([discover, *(repo.due for repo in self._repos.values())])
             await asyncio.sleep(max(0.0, soonest - loop.time()))
 
-    async def _discover(self, client: SpaceClient) -> None:
-        """Take in the account's spaces. One that is listed no more is no evidence of anything: it is asked on."""
-        listed = [space for space in await client.list_spaces() if self._wanted(space)]
-        states = await self._read_states(client.did)
-        for space in {*listed, *states}:
-            if space not in self._repos and self._wanted(space) and not await self._spaces.is_forgotten(space):
-                state = states.get(space) or RepoState(space, client.did)
-                self._repos[space] = _Repo(state, asyncio.get_running_loop().time())
-        self._failures = 0
-        self._report("live", None)
-        self._meter.committed(None, self._pipeline.clock().timestamp())
+    async def _discover(self, client: SpaceClient) -> float:
+        """Take in the account's spaces; seconds until the next look.
 
-    async def _read_states(self, did: str) -> dict[str, RepoState]:
-        while True:
-            try:
-                states = await self._spaces.states(did)
-            except DatabaseUnavailable:
-                await asyncio.sleep(SHORT)
-            else:
-                return {space: _held(state) for space, state in states.items()}
-
-    async def _turn(self, reader: SpaceReader, space: str, repo: _Repo) -> float:
-        """One look at a repository; seconds until the next."""
+        One that is listed no more is no evidence of anything: it is asked on.
+        """
+        listed = await client.list_spaces()
+        admitted = self._pipeline.router.refusal(client.did) is None
         try:
-            brought = await self._read(reader, repo)
+            states = await self._states(client.did)
+            known = {space for space in {*listed, *states, *self._repos} if admitted and self._wanted(space)}
+            forgotten = {space for space in known if await self._spaces.is_forgotten(space, client.did)}
         except DatabaseUnavailable:
             return SHORT
+        for space in forgotten:
+            self._repos.pop(space, None)
+        for space in sorted(known - forgotten - self._repos.keys()):
+            state = states.get(space) or RepoState(space, client.did)
+            self._repos[space] = _Repo(state, asyncio.get_running_loop().time(), self._new_pace())
+        self._discovered, self._failures, self._pace = True, 0, self._new_pace()
+        await self._tell("live", None)
+        self._meter.committed(None, self._pipeline.clock().timestamp())
+        return DISCOVERY
+
+    async def _states(self, did: str) -> dict[str, RepoState]:
+        return {space: _held(state) for space, state in (await self._spaces.states(did)).items()}
+
+    async def _turn(self, reader: SpaceReader, space: str, repo: _Repo) -> float:
+        """One look at a repository; seconds until the next. Raises PasswordRefused, UnknownDialect."""
+        try:
+            return await self._look(reader, space, repo)
+        except DatabaseUnavailable:
+            return SHORT
+
+    async def _look(self, reader: SpaceReader, space: str, repo: _Repo) -> float:
+        brought = False
+        try:
+            brought = await self._read(reader, repo)
         except StateMovedError:
-            repo.state = (await self._read_states(repo.state.did)).get(space, RepoState(space, repo.state.did))
-            if await self._spaces.is_forgotten(space):
-                del self._repos[space]
+            await self._resume(space, repo)
             return 0.0
         except (PasswordRefused, UnknownDialect):
             raise
@@ -163,22 +197,43 @@ class SpaceFollower:
                 await self._spaces.remove(space, [repo.state.did], self._pipeline.clock())
                 del self._repos[space]
                 return 0.0
-            return await self._failed(repo, error, None)
-        except (FetchFailed, IdentityError, SpoolFailed, Rejected) as error:
-            return await self._failed(repo, error, getattr(error, "retry_after", None))
-        repo.read = True
+            if error.state == "refused":
+                return await self._failed(repo, error)
+        except (FetchFailed, IdentityError, SpoolFailed, Rejected, OSError) as error:
+            return await self._failed(repo, error)
+        repo.read, repo.failures = True, 0
+        if repo.noted != "live":
+            await self._note_repo(repo, "live", None)
         self._meter.committed(None, self._pipeline.clock().timestamp())
         return repo.pace.busy() if brought else repo.pace.quiet()
 
-    async def _failed(self, repo: _Repo, error: Exception, retry_after: float | None) -> float:
-        await self._note(repo.state, "waiting", str(error))
-        repo.read = repo.read or (self._once and isinstance(error, SpaceUnavailable))
-        return repo.pace.failed(retry_after)
+    async def _resume(self, space: str, repo: _Repo) -> None:
+        """Go on from where somebody else has led the repository, unless it is forgotten."""
+        if await self._spaces.is_forgotten(space, repo.state.did):
+            del self._repos[space]
+        else:
+            repo.state = (await self._states(repo.state.did)).get(space, RepoState(space, repo.state.did))
 
-    async def _note(self, state: RepoState, word: str, detail: str) -> None:
-        source = f"space:{state.space}#{state.did}"
+    async def _failed(self, repo: _Repo, error: Exception) -> float:
+        repo.failures += 1
+        wait = self._pause(repo.pace, error)
+        if self._once and (repo.failures >= ONCE_ATTEMPTS or wait > ONCE_PATIENCE):
+            repo.read = self._missed = True
+        await self._note_repo(repo, "waiting", str(error) if isinstance(error, IndexerError) else "no room on disk")
+        return wait
+
+    def _pause(self, pace: Pace, error: Exception) -> float:
+        """Seconds to leave a host alone after a failure: the longest where asking again is pointless."""
+        wait = pace.failed(getattr(error, "retry_after", None))
+        return max(wait, LONGEST) if getattr(error, "permanent", False) else wait
+
+    async def _note_repo(self, repo: _Repo, word: str, detail: str | None) -> None:
+        await self._note(repo.state.space, word, detail, repo.state.did)
+        repo.noted = word
+
+    async def _note(self, space: str, word: str, detail: str | None, did: str | None = None) -> None:
         try:
-            await self._store.set_source_state(source, word, detail[:500], self._pipeline.clock())
+            await self._spaces.note(did or self._account, space, word, detail, self._pipeline.clock())
         except DatabaseUnavailable:
             _log.info("the state of a source could not be noted")
 
@@ -216,7 +271,7 @@ class SpaceFollower:
         for change in changes:
             self._pipeline.metrics.operation(change.collection, "delete" if change.cid is None else "update")
         self._pipeline.learn(await self._spaces.move(move, now))
-        repo.state = reading.state
+        repo.state, repo.noted = reading.state, "live"
 
 
 def _stored(state: RepoState) -> SpaceState:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,7 +17,6 @@ from indexer.accounts import Accounts, Discovery
 from indexer.config import Settings
 from indexer.errors import DatabaseUnavailable
 from indexer.identity import Resolver
-from indexer.keys import PublicKey
 from indexer.model import AGENT, COMPILED_PROMPT, CONVERSATION, MESSAGE, Want, WantReason
 from indexer.outbound import Outbound
 from indexer.pds import RepoHost
@@ -27,7 +27,7 @@ from indexer.store.repairs import Repairs
 from indexer.syntax import CollectionFilter
 from indexer.trust import Proof, Tracked
 
-WORKERS = 4
+WORKERS = 16  # most of their time they wait for a host
 TRIES = 3  # at a want under --once, all within 20 s
 ONCE_PACE = Pace(first=0.5, longest=3.0)
 KNOWN_COLLECTIONS = (AGENT, CONVERSATION, COMPILED_PROMPT, MESSAGE)
@@ -68,16 +68,16 @@ class Verification:
         if self._settings.once:
             await self.repairs.retry()  # what earlier runs failed at counts for nothing
         for did, rev, key in await self.repairs.tracked():
-            self.tracked.follow(did, rev)
-            if key is not None:
-                self.tracked.learn_key(did, PublicKey.parse(key))
+            self.tracked.follow(did, rev, key)
         await self.discovery.want_all([did for did in self._settings.only if did not in self.tracked])
 
     async def begin(self, source: str, *, missed: bool = False) -> None:
         """Note the filter that a source is read with; want everything again where it is wider than before.
 
+        Any other source that was read with more is wanted again when that is done again.
         ``missed``: it is read from now on, whatever it gave before.
         """
+        await self.repairs.narrow(self._settings.collections, self._covers)
         widened = await self.repairs.widen(source, self._settings.collections, self._is_covered)
         if widened or missed:
             reason = WantReason.FILTER_WIDENED if widened else WantReason.OUTDATED_CURSOR
@@ -86,9 +86,20 @@ class Verification:
     def _is_covered(self, before: Sequence[str]) -> bool:
         return CollectionFilter(before).covers(self._filter)
 
+    def _covers(self, before: Sequence[str]) -> bool:
+        return self._filter.covers(CollectionFilter(before))
+
+    async def wider(self) -> list[str]:
+        """The sources that are read with more than this run's filter."""
+        return [source for source, before in (await self.repairs.filters()).items() if not self._covers(before)]
+
     def jobs(self) -> list[tuple[str, Job]]:
-        """What has to run beside the stream until the daemon ends."""
-        repairs = [(f"repair {number}", self._repair.work) for number in range(WORKERS)]
+        """What has to run beside the stream until the daemon ends.
+
+        Half of the workers keep clear of hosts that have failed: those that hang can't have all of them.
+        """
+        works = [partial(self._repair.work, fresh=number % 2 == 0) for number in range(WORKERS)]
+        repairs = [(f"repair {number}", work) for number, work in enumerate(works)]
         accounts = [(f"accounts {number}", self._accounts.work) for number in range(WORKERS)]
         return [*repairs, *accounts, ("claims", self._repair.keep_claims)]
 
@@ -130,10 +141,15 @@ class Verification:
         """Wait until every want (of ``dids``; None: of all) is met or was tried three times in vain: how many were."""
         while True:
             await self._pipeline.flush()
-            count, failed = await self.repairs.open_wants(TRIES, self._pipeline.clock(), dids)
+            count, failed = await self.open_wants(TRIES, dids)
             if count == failed:
                 return failed
             await asyncio.sleep(0.1)
+
+    async def open_wants(self, tries: int, dids: Sequence[str] | None = None) -> tuple[int, int]:
+        """How many wants that concern us (of ``dids``) are open, and how many were tried ``tries`` times in vain."""
+        let_in = dids if dids is not None else self._settings.only or None
+        return await self.repairs.open_wants(tries, self._pipeline.clock(), let_in, self._settings.deny)
 
     async def measure(self) -> None:
         """Bring the gauges of wants and pending up to date, and forget states that are of no use any more."""

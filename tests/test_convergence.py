@@ -196,7 +196,7 @@ async def test_flags_of_siblings_converge(
 async def test_prompt_that_leaves_its_agent_takes_its_evidence_along(database: str, sql: Sql) -> None:
     """A sibling that named the same agent until now counts no longer, in the transaction in which it turns away."""
     early = frames.prompt(memfsRevision="r1", compiledAt="2023-01-01T00:00:00Z")
-    late, turned = frames.prompt(memfsRevision="r2"), frames.prompt(memfsRevision="r2", agent=REFERENCES[1])
+    late, turned = frames.prompt(memfsRevision="r2"), frames.prompt(memfsRevision="r2", agent=REFERENCES[0])
     both = (Put(PROMPT, KEYS[0], early), Put(PROMPT, KEYS[1], late))
     events = [Committed(DID, 0, both), Committed(DID, 1, (Put(PROMPT, KEYS[1], turned),))]
     given = [event.frame() for event in events]

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import date
 from hashlib import sha256
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 AGENT = "xyz.quasigod.lab.letta.agent"
 PROMPT = "xyz.quasigod.lab.letta.compiledPrompt"
@@ -51,6 +51,7 @@ class Judgement:
 class _Prompt:
     uri: str
     did: str
+    space: str  # '' for public records
     rkey: str
     agent: str | None
     raw_hash: str | None
@@ -59,20 +60,20 @@ class _Prompt:
 
 
 def judge(records: Mapping[str, object], hidden: Collection[str] = ()) -> dict[str, Judgement]:
-    """Judge every compiled prompt among ``records`` (URI ``at://did/collection/rkey`` to JSON value).
+    """Judge every compiled prompt among ``records``, JSON values by canonical URI (public, or in a space).
 
     ``hidden`` are the DIDs whose accounts are not active: their agents are no evidence. Records under anything but
-    a canonical public URI are passed over.
+    a canonical URI are passed over. From a space an agent is evidence for the prompts of that space alone.
     """
     prompts = [prompt for uri, value in records.items() if (prompt := _read_prompt(uri, value))]
-    groups: dict[tuple[str, str], list[_Prompt]] = {}
+    groups: dict[tuple[str, str, str], list[_Prompt]] = {}
     for prompt in prompts:
         if prompt.agent is not None:
-            groups.setdefault((prompt.did, prompt.agent), []).append(prompt)
+            groups.setdefault((prompt.did, prompt.space, prompt.agent), []).append(prompt)
     result = {}
     for prompt in prompts:
-        agent = _visible_agent(records, prompt.agent, hidden)
-        sibling = _later_sibling(prompt, groups.get((prompt.did, prompt.agent or ""), []))
+        agent = _visible_agent(records, prompt, hidden)
+        sibling = _later_sibling(prompt, groups.get((prompt.did, prompt.space, prompt.agent or ""), []))
         result[prompt.uri] = _judge_one(prompt, agent, sibling)
     return result
 
@@ -111,26 +112,46 @@ def _later_sibling(prompt: _Prompt, group: list[_Prompt]) -> _Prompt | None:
 
 
 def _visible_agent(
-    records: Mapping[str, object], reference: str | None, hidden: Collection[str]
+    records: Mapping[str, object], prompt: _Prompt, hidden: Collection[str]
 ) -> Mapping[str, object] | None:
-    found = _REFERENCE.fullmatch(reference) if reference is not None else None
-    if reference is None or not found or found[1] in hidden or found[2] != AGENT or reference not in records:
+    place = None if prompt.agent is None else _place_of(prompt.agent)
+    if prompt.agent is None or place is None or prompt.agent not in records:
         return None
-    value = records[reference]
+    if place.did in hidden or place.collection != AGENT or place.space not in ("", prompt.space):
+        return None
+    value = records[prompt.agent]
     return value if isinstance(value, Mapping) else {}
 
 
+class _Place(NamedTuple):
+    space: str
+    did: str
+    collection: str
+    rkey: str
+
+
+def _place_of(uri: str) -> _Place | None:
+    """Where the record of a canonical URI lies."""
+    if found := _REFERENCE.fullmatch(uri):
+        return _Place("", *found.groups())
+    found = _IN_SPACE.fullmatch(uri)
+    if not found or not found[1]:
+        return None
+    return _Place(f"at://{found[1]}/space/{found[3]}/{found[4]}", *found.groups()[4:])
+
+
 def _read_prompt(uri: str, value: object) -> _Prompt | None:
-    found = _REFERENCE.fullmatch(uri)
-    if not found or found[2] != PROMPT:
+    place = _place_of(uri)
+    if place is None or place.collection != PROMPT:
         return None
     fields = value if isinstance(value, Mapping) else {}
     agent = text(fields, "agent")
     raw_hash = text(fields, "rawSystemHash")
     return _Prompt(
         uri=uri,
-        did=found[1],
-        rkey=found[3],
+        did=place.did,
+        space=place.space,
+        rkey=place.rkey,
         agent=None if agent is None else canonical_reference(agent),
         raw_hash=raw_hash.lower() if raw_hash is not None and _HASH.fullmatch(raw_hash) else None,
         revision=text(fields, "memfsRevision"),

@@ -134,11 +134,11 @@ class Jetstream:
         cursor = _number(query, "cursor")
         asked = _number(query, "zstdDictionary")
         if "wantedCollections" in query:
-            return _xrpc("InvalidRequest")
+            return refusal("InvalidRequest")
         if asked is not None and (self.dictionary is None or asked != _id_of(self.dictionary)):
-            return _xrpc("UnknownZstdDictionary")
+            return refusal("UnknownZstdDictionary")
         if cursor is not None and cursor < min(TIMES, self.floor):
-            return _xrpc("CursorTooOld")
+            return refusal("CursorTooOld")
         return None
 
     # the stream
@@ -227,7 +227,8 @@ def _id_of(dictionary: bytes) -> int:
     return int.from_bytes(dictionary[4:8], "little")
 
 
-def _xrpc(name: str) -> Response:
+def refusal(name: str) -> Response:
+    """An XRPC error before the upgrade."""
     return _answer(
         HTTPStatus.BAD_REQUEST, text({"error": name, "message": "said by the simulator"}), "application/json"
     )

@@ -2,8 +2,8 @@
 
 Version 2 is ``network.bsky.jetstream.subscribeEvents`` (lexicon of that name): the host's own sequence numbers, frames
 compressed if a dictionary is asked for. Version 1 is ``/subscribe``: times in microseconds, no compression (its
-dictionary is in no package). Both let a cursor be given that *includes* its event. Their numbers can't be mistaken for
-one another: from 10^15 on they are times, in version 2 too.
+dictionary is in no package). In both a cursor *includes* its event. Their numbers can't be mistaken for one another:
+from 10^15 on they are times, in version 2 too.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def start_of(version: Version, cursor: int | None, now: float) -> Start:
     if cursor < TIMES and (version == 1 or cursor == 0):
         return Start(TIMES, None, missed=cursor != 0)  # a sequence number says nothing where times count
     if cursor < TIMES:
-        return Start(cursor, cursor - 1, False)
+        return Start(cursor + 1, cursor, False)
     if version == 2:
         return Start(cursor, None, False)  # the host says in its stream if that is too old
     ask = max(TIMES, cursor - OVERLAP)

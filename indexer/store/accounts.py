@@ -87,6 +87,7 @@ async def _touch_agents(context: Context, dids: list[str]) -> None:
 async def forget(context: Context, did: str) -> None:
     """Purge an account whole, and let nothing of it in again."""
     await _purge(context, {did: LAST_TID})
+    await context.execute("drop_account_spaces", did)
     await context.execute("forget_account", did)
     await context.execute("purge_probes", [did])
     await context.execute("untrack_all", did)
@@ -112,6 +113,7 @@ async def _purge(context: Context, gone: dict[str, str]) -> None:
         note_deleted(context, await context.fetch("purge_rows", dids, revs, table=table))
     for table in HISTORY_TABLES:
         context.mark(await context.fetch("purge_unlisted", dids, revs, table=table), -1)
+    await context.execute("reset_spaces", dids)
     await context.execute("purge_pending", dids)
     await context.execute("purge_letters", dids)
     for did, rev in gone.items():

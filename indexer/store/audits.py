@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,12 @@ import asyncpg
 
 from indexer.store.accounts import forget
 from indexer.store.connection import fetch
-from indexer.store.context import Context
+from indexer.store.context import Context, Pair, columns, did_of
+from indexer.store.repairs import Repairs
+from indexer.store.rows import LocksMissedError
 from indexer.store.statements import RECORD_TABLES, key_columns
 from indexer.store.writer import transact
+from indexer.syntax import parse_record_uri
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -42,6 +45,17 @@ class AuditedRepo:
     rev: str
     wanted: bool
     pds: str | None
+
+
+async def doubt_flags(context: Context, keys: list[tuple[str, str, str]]) -> None:
+    """Have the flags of prompts (did, space, record key) computed anew. Raises LocksMissedError."""
+    rows = await context.fetch("agents_of_keys", *columns(keys, 3))
+    named = [row for row in rows if row["agent_uri"] is not None]
+    if missed := {did_of(row["agent_uri"]) for row in named} - context.locked:
+        raise LocksMissedError(missed)
+    for row in named:
+        context.touched[Pair(row["did"], row["space"], row["agent_uri"])].add(row["rkey"])
+    await context.run("forget_freshness", keys)
 
 
 class Audits:
@@ -80,16 +94,25 @@ class Audits:
 
     async def cids(self, did: str) -> dict[str, tuple[str, str]]:
         """CID and rev of every public row of one repository, by path."""
-        found: dict[str, tuple[str, str]] = {}
-        for table in RECORD_TABLES:
-            rows = await self._fetch("repo_cids", did, table=table)
-            found.update((row["path"], (row["cid"], row["rev"])) for row in rows)
-        return found
+        return await Repairs(self._store).cids(did)
 
     async def head(self, did: str) -> str:
         """The last proven rev of a repository, '' if there is none."""
         rows = await self._fetch("repo_head", did)
         return str(rows[0]["rev"]) if rows else ""
+
+    async def refresh(self, uris: Sequence[str], now: datetime) -> None:
+        """Bring the flags of these prompts in line with their definition, whatever else is written meanwhile."""
+        for start in range(0, len(uris), PAGE):
+            records = [record for uri in uris[start : start + PAGE] if (record := parse_record_uri(uri)) is not None]
+            keys = sorted({(record.did, record.space, record.rkey) for record in records})
+
+            async def step(context: Context, keys: list[tuple[str, str, str]] = keys) -> None:
+                await doubt_flags(context, keys)
+
+            dids = {did for did, _, _ in keys}
+            async with self._store.connection("write") as connection:
+                await transact(connection, Batch(), self._store.limits, now, dids=dids, before=step)
 
     async def forget(self, did: str, now: datetime) -> None:
         """Take everything of an account away, and never let anything of it in again."""

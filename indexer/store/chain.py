@@ -90,8 +90,7 @@ async def hold(context: Context) -> None:
     rows = ((u.did, u.rev, digest_of(u.frame), u.source, u.reason.value, u.frame) for u in kept)
     await context.run("put_pending", rows)
     wants = [*context.batch.wants, *context.wants, *(Want(one.did, one.reason) for one in kept)]
-    crowded = {one.did for one in waiting} - {one.did for one in kept} | context.crowded
-    wants += [Want(did, WantReason.PENDING_FULL) for did in crowded]
+    wants += [Want(did, WantReason.PENDING_FULL, rev) for did, rev in context.crowded.items()]
     await _want(context, [want for want in wants if want.did not in context.forgotten])
 
 
@@ -121,7 +120,7 @@ async def _with_room(context: Context, waiting: list[Undecided]) -> list[Undecid
             there.add(place)
             kept.append(one)
         else:
-            context.crowded.add(one.did)
+            context.crowded[one.did] = max(one.rev, context.crowded.get(one.did, ""))
             context.applied.dropped[Reason.PENDING_FULL] += 1
     return kept
 

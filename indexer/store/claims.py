@@ -156,7 +156,7 @@ async def reconcile(context: Context, snapshot: Snapshot) -> None:
     # An upsert alone would find its rev too low where a row that counts for nothing has a greater one.
     goes = [k for k, row in decided.items() if k not in stays and (k not in wanted or row["rev"] >= snapshot.rev)]
     await drop_rows(context, goes, wanted, snapshot.rev)
-    await _drop_versions(context, snapshot, [key for key, row in decided.items() if row["rev"] > snapshot.rev])
+    await drop_versions(context, snapshot.rev, [key for key, row in decided.items() if row["rev"] > snapshot.rev])
     for table, keys in by_table(key for key in stays if not kept[key]["proven"]).items():
         await context.execute("raise_proofs", *columns(keys, 4), table=table)
     overtaken = kept.keys() - decided.keys()
@@ -214,10 +214,10 @@ async def drop_rows(context: Context, gone: Iterable[Key], wanted: Container[Key
             context.mark(await context.fetch(name, *columns(vanished, 4)), -1)
 
 
-async def _drop_versions(context: Context, snapshot: Snapshot, overruled: list[Key]) -> None:
-    """Take the history above the snapshot away of keys whose newer rows don't count."""
+async def drop_versions(context: Context, rev: str, overruled: list[Key]) -> None:
+    """Take the history above ``rev`` away of keys whose newer rows don't count."""
     for collection, table in ((COMPILED_PROMPT, "recompile"), (CONVERSATION, "conversation_version")):
         keys = [key for key in overruled if key.collection == collection]
         if keys:
-            gone = await context.fetch("drop_versions_above", *short_keys(keys), snapshot.rev, table=table)
+            gone = await context.fetch("drop_versions_above", *short_keys(keys), rev, table=table)
             context.mark(gone, -1)

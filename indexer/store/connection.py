@@ -91,6 +91,8 @@ async def connect(dsn: str) -> Connection:
         "application_name": "letta-indexer",
         "search_path": "pg_catalog",
         "jit": "off",
+        # A plan made once and for all is one for arrays of unknown length over tables as they were, often empty ones.
+        "plan_cache_mode": "force_custom_plan",
         "lock_timeout": f"{LOCK_TIMEOUT}s",
         "statement_timeout": f"{STATEMENT_TIMEOUT}s",
     }

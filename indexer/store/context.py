@@ -95,7 +95,7 @@ class Context:
     settled: list[Proposal] = field(default_factory=list)  # proposals that were applied or had nothing to add
     waiting: list[Undecided] = field(default_factory=list)
     wants: list[Want] = field(default_factory=list)
-    crowded: set[str] = field(default_factory=set)  # repositories of which something found no room
+    crowded: dict[str, str] = field(default_factory=dict)  # the greatest rev of each repository that found no room
     touched: defaultdict[Pair, set[str]] = field(default_factory=lambda: defaultdict(set))  # came, changed or went
     left: dict[Pair, Place] = field(default_factory=dict)  # the greatest place that any of them had
     agents: set[str] = field(default_factory=set)  # URIs of agents that changed, vanished, were hidden or came back

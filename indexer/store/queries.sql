@@ -544,7 +544,7 @@ where did = $1 and not forgotten and (check_at is null or check_at <= $5 or chec
 returning did;
 
 -- name: due_checks
-select a.did, a.status, a.active, a.status_time, a.checks, coalesce(r.rev, '') as rev
+select a.did, a.status, a.active, a.status_time, a.hidden, a.checks, coalesce(r.rev, '') as rev
 from letta_store.account a left join letta_store.repo r on r.did = a.did and r.space = ''
 where a.check_at is not null and a.check_at <= $1 order by a.check_at limit $2;
 
@@ -599,6 +599,13 @@ from letta_store.compiled_prompt p
 join letta_store.freshness_truth t on t.did = p.did and t.space = p.space and t.rkey = p.rkey
 where p.did = any($1::text[]) and t.did = any($1::text[]) and t.differs
 order by p.uri;
+
+-- name: agents_of_keys
+-- The agents that these prompts name.
+select p.did, p.space, p.rkey, p.agent_uri
+from unnest($1::text[], $2::text[], $3::text[]) as k (did, space, rkey)
+join letta_store.compiled_prompt p on p.did = k.did and p.space = k.space and p.rkey = k.rkey
+where p.did = any($1::text[]);
 
 -- name: audited_repos
 select r.did, r.rev, r.want, a.pds from letta_store.repo r join letta_store.account a on a.did = r.did
@@ -673,13 +680,20 @@ on conflict (source) do update set filter = excluded.filter;
 
 -- name: space_states
 -- How far each repository of these authors in a space has been read.
-select did, space, rev, lthash, judgement from letta_store.repo where did = any($1::text[]) and space <> '' and rev <> '';
+select did, space, rev, lthash, judgement from letta_store.repo
+where did = any($1::text[]) and space <> '' and rev <> '' and lthash is not null;
 
 -- name: space_state
 select rev from letta_store.repo where did = $1 and space = $2;
 
 -- name: is_forgotten_space
-select exists (select from letta_store.forgotten_space where space = $1);
+-- Whether a space is not to be indexed again, or nothing of this author.
+select exists (select from letta_store.forgotten_space where space = $1)
+    or exists (select from letta_store.account where did = $2 and forgotten) as forgotten;
+
+-- name: hold_forgotten_spaces
+-- Until this transaction ends no space is forgotten: whoever forgets one sees what this wrote.
+lock table letta_store.forgotten_space in share mode;
 
 -- name: put_space_state
 insert into letta_store.repo as kept (did, space, rev, lthash, judgement) values ($1, $2, $3, $4, $5)
@@ -687,9 +701,19 @@ on conflict (did, space) do update set rev = excluded.rev, lthash = excluded.lth
     last_error = null;
 
 -- name: put_space_cursor
-insert into letta_store.cursor (source, rev, event_time, state, updated_at) values ($1, $2, $3, 'live', $4)
-on conflict (source) do update set rev = excluded.rev, event_time = excluded.event_time, state = excluded.state,
+insert into letta_store.space_source (account, space, rev, event_time, state, updated_at)
+values ($1, $2, $3, letta_store.rev_time($3), 'live', $4)
+on conflict (account, space) do update set rev = excluded.rev, event_time = excluded.event_time, state = excluded.state,
     detail = null, updated_at = excluded.updated_at;
+
+-- name: put_space_source_state
+-- What a followed account ($2 is '') or one of its repositories is doing; nothing is noted of what was forgotten.
+insert into letta_store.space_source (account, space, state, detail, updated_at)
+select $1, $2, $3, $4, $5
+where not exists (select from letta_store.forgotten_space where space = $2)
+    and not exists (select from letta_store.account where did = $1 and forgotten)
+on conflict (account, space) do update set state = excluded.state, detail = excluded.detail,
+    updated_at = excluded.updated_at;
 
 -- name: raise_space_proofs
 update letta_store.{table} r set proof = $3::text where did = $1 and space = $2 and proof is distinct from $3::text;
@@ -720,11 +744,18 @@ insert into letta_store.forgotten_space (space) values ($1) on conflict do nothi
 -- name: untrack_space
 delete from letta_store.repo where did = any($1::text[]) and space = $2;
 
--- name: drop_space_cursors
-delete from letta_store.cursor where source like 'space:' || $1 || '#%';
+-- name: drop_space_sources
+-- Of all authors, or of these.
+delete from letta_store.space_source where space = $1 and ($2::text[] is null or account = any($2::text[]));
 
--- name: drop_space_letters
-delete from letta_store.dead_letter where source like 'space:' || $1 || '#%';
+-- name: drop_account_spaces
+-- How far the spaces of this account have been read, and what it was called in the settings.
+delete from letta_store.space_source s using letta_store.account a
+where a.did = $1 and s.account in (a.did, a.handle);
+
+-- name: reset_spaces
+-- What was held of these accounts in spaces is gone: their repositories are read anew, if they ever come back.
+update letta_store.repo set rev = '', lthash = null, judgement = null where did = any($1::text[]) and space <> '';
 
 -- name: purge_space_history
 delete from letta_store.{table} r where r.did = any($1::text[]) and r.space = $2 returning r.did, r.space;

@@ -44,6 +44,7 @@ class Check:
     status: str
     active: bool
     status_time: datetime
+    hidden: bool
     checks: int
     rev: str
 
@@ -68,12 +69,15 @@ class Repairs:
 
         Claimed one by one: no two workers get the same.
         """
-        candidates = [row["did"] for row in await self._fetch("due_wants", now, limit * 4, tries)]
-        random.shuffle(candidates)
         claims: list[Claim] = []
-        for did in candidates:
-            if len(claims) < limit:
-                claims += map(_claim, await self._fetch("claim_want", did, uuid4(), now, now + LEASE))
+        while not claims:
+            candidates = [row["did"] for row in await self._fetch("due_wants", now, limit * 4, tries)]
+            if not candidates:
+                break
+            random.shuffle(candidates)
+            for did in candidates:  # of which others may have taken every one meanwhile
+                if len(claims) < limit:
+                    claims += map(_claim, await self._fetch("claim_want", did, uuid4(), now, now + LEASE))
         return claims
 
     async def renew(self, claim: Claim, now: datetime) -> Claim:
@@ -169,15 +173,13 @@ class Repairs:
 
         False if something of it is kept: then it is to be fetched, should it be there again.
         """
-        async with self._store.connection("repair") as connection:
-            async with connection.transaction():
-                await connection.execute(statement("lock_accounts"), [did])
-                gone = bool(await fetch(connection, "untrack", did))
-                if gone:
-                    await connection.execute(statement("purge_pending"), [did])
-                else:
-                    await connection.execute(statement("fetch_instead"), did)
-                return gone
+        async with self._store.connection("repair") as connection, connection.transaction():
+            await connection.execute(statement("lock_accounts"), [did], [], False)
+            if await fetch(connection, "untrack", did):
+                await connection.execute(statement("purge_pending"), [did])
+                return True
+            await connection.execute(statement("fetch_instead"), did)
+            return False
 
     async def change_account(self, change: AccountChange, now: datetime, want: Want | None = None) -> Applied:
         """Write an account's confirmed state, and with it what is wanted because of it."""
@@ -255,8 +257,9 @@ class Repairs:
 
     async def wants(self) -> tuple[dict[str, int], int]:
         """Open wants by reason, and how many commits are pending."""
-        reasons = {row["reason"]: row["repos"] for row in await self._fetch("wants_by_reason")}
-        (total,) = await self._fetch("pending_total")
+        async with self._store.connection("count") as connection:
+            reasons = {row["reason"]: row["repos"] for row in await fetch(connection, "wants_by_reason")}
+            (total,) = await fetch(connection, "pending_total")
         return reasons, total["frames"]
 
     async def open_wants(

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from indexer.batch import Batch, Key, key_of
-from indexer.model import COMPILED_PROMPT, Change, Proof, Record
-from indexer.store.claims import drop_rows, rows_of
+from indexer.errors import BatchRefused, SchemaError
+from indexer.model import COMPILED_PROMPT, Change, Proof, Reason, Record
+from indexer.store.claims import drop_rows, drop_versions, rows_of
 from indexer.store.connection import fetch, translated
-from indexer.store.context import Applied, Context, by_table, columns
-from indexer.store.rows import note_deleted
-from indexer.store.statements import HISTORY_TABLES, RECORD_TABLES
+from indexer.store.context import Applied, Context, Share, did_of
+from indexer.store.rows import LocksMissedError
+from indexer.store.statements import HISTORY_TABLES, RECORD_TABLES, statement
 from indexer.store.writer import Step, transact
 from indexer.syntax import LAST_TID
 
@@ -87,33 +88,76 @@ class Spaces:
             for row in rows
         }
 
-    async def is_forgotten(self, space: str) -> bool:
-        """Whether a space is not to be indexed again."""
+    async def is_forgotten(self, space: str, did: str) -> bool:
+        """Whether a space is not to be indexed again, or nothing of this author."""
         async with self._store.connection("read") as connection:
             with translated():
-                (row,) = await fetch(connection, "is_forgotten_space", space)
-        return bool(row["exists"])
+                (row,) = await fetch(connection, "is_forgotten_space", space, did)
+        return bool(row["forgotten"])
+
+    async def note(self, account: str, space: str, state: str, detail: str | None, now: datetime) -> None:
+        """Record what a followed account (``space`` is '') or one of its repositories is doing."""
+        async with self._store.connection("read") as connection:
+            with translated():
+                await connection.execute(
+                    statement("put_space_source_state"), account, space, state, detail and detail[:500], now
+                )
 
     async def move(self, move: Move, now: datetime) -> Applied:
-        """Write what leads a repository on, with its new state and cursor. Raises StateMovedError."""
+        """Write what leads a repository on, with its new state and cursor. Raises StateMovedError.
+
+        What the database refuses is left out and counted.
+        """
+        try:
+            return await self._move(move, now)
+        except BatchRefused as error:
+            refused = await self._refused(move, _items(move), now)
+            if not refused:
+                raise SchemaError(f"the database refuses what holds no record: {error}") from error
+        applied = await self._move(_without(move, refused), now)
+        applied.dropped[Reason.REFUSED_BY_DATABASE] += len(refused)
+        return applied
+
+    async def _move(self, move: Move, now: datetime, *, rehearsed: bool = False) -> Applied:
         batch = Batch()
-        for change in move.changes:
-            if change.cid is not None:
-                batch.add(change)
+        for change in _puts(move):
+            batch.add(change)
 
         async def before(context: Context) -> None:
             await _hold_state(context, move.before)
             await (_replace(context, move) if move.whole else _delete(context, move))
+            await _remember(context, move.superseded)
 
         async def after(context: Context) -> None:
             await _conclude(context, move)
+            if rehearsed:
+                raise _RehearsedError
 
         return await self._transact(batch, {move.after.did}, now, before, after)
 
+    async def _refused(self, move: Move, items: list[Change | Version], now: datetime) -> list[Change | Version]:
+        """Those of ``items`` that the database refuses, found by trying parts of them; nothing is written."""
+        if not items:
+            return []
+        others = [item for item in _items(move) if not any(item is one for one in items)]
+        try:
+            await self._move(_without(move, others), now, rehearsed=True)
+        except _RehearsedError:
+            return []
+        except BatchRefused:
+            middle = len(items) // 2
+            if not middle:
+                return items
+        return await self._refused(move, items[:middle], now) + await self._refused(move, items[middle:], now)
+
     async def remove(self, space: str, dids: Sequence[str], now: datetime, *, forget: bool = False) -> Applied:
         """Take everything of a space away, of these authors or of all; with ``forget`` it is not indexed again."""
-        async with self._store.connection("read") as connection:
+        async with self._store.connection("repair") as connection:
             with translated():
+                if (
+                    forget
+                ):  # in a transaction of its own, which waits for those that write: what they wrote is seen below
+                    await connection.execute(statement("forget_space"), space)
                 authors = {row["did"] for row in await fetch(connection, "space_authors", space)}
         chosen = authors & set(dids) if dids else authors
 
@@ -126,10 +170,7 @@ class Spaces:
 
         async def after(context: Context) -> None:
             await context.execute("untrack_space", list(chosen), space)
-            if forget:
-                await context.execute("forget_space", space)
-                await context.execute("drop_space_cursors", space)
-                await context.execute("drop_space_letters", space)
+            await context.execute("drop_space_sources", space, list(dids) or None)
 
         return await self._transact(Batch(), chosen, now, before, after)
 
@@ -144,19 +185,48 @@ class Spaces:
                 return applied
 
 
+class _RehearsedError(Exception):
+    """A transaction that was only tried: it is rolled back."""
+
+
+def _puts(move: Move) -> list[Change]:
+    return [change for change in move.changes if change.cid is not None]
+
+
+def _items(move: Move) -> list[Change | Version]:
+    """What the database might refuse."""
+    return [*_puts(move), *move.superseded]
+
+
+def _without(move: Move, left_out: Sequence[Change | Version]) -> Move:
+    """The move without these records and versions."""
+    ids = {id(item) for item in left_out}
+    changes = [change for change in move.changes if id(change) not in ids]
+    return replace(move, changes=changes, superseded=[one for one in move.superseded if id(one) not in ids])
+
+
 async def _hold_state(context: Context, state: SpaceState) -> None:
     """Raise StateMovedError unless the repository is where it was read from. Needs the author's lock."""
-    (forgotten,) = await context.fetch("is_forgotten_space", state.space)
+    await context.execute("hold_forgotten_spaces")
+    (known,) = await context.fetch("is_forgotten_space", state.space, state.did)
     rows = await context.fetch("space_state", state.did, state.space)
-    if forgotten["exists"] or (rows[0]["rev"] if rows else "") != state.rev or state.did in context.forgotten:
+    if known["forgotten"] or (rows[0]["rev"] if rows else "") != state.rev:
         raise StateMovedError
+    for row in await context.fetch("repo_sizes", [state.did]):
+        repo = row["did"], row["space"]
+        if repo not in context.before:
+            context.before[repo] = Share(row["records"], row["bytes"], row["marks"])
+            context.after[repo] = replace(context.before[repo])
 
 
 async def _delete(context: Context, move: Move) -> None:
-    """Delete the rows that the changes delete, with their history: what they put comes after."""
+    """Delete what the changes delete, with its history: what they put comes after. Raises LocksMissedError."""
     gone = [key_of(change) for change in move.changes if change.cid is None]
-    for table, keys in by_table(gone).items():
-        note_deleted(context, await context.fetch("drop_rows", *columns(keys, 4), table=table))
+    prompts = [key for key in gone if key.collection == COMPILED_PROMPT]
+    if prompts:
+        rows = await context.run("kept_prompts", prompts)
+        if missed := {did_of(row["agent_uri"]) for row in rows if row["agent_uri"]} - context.locked:
+            raise LocksMissedError(missed)
     await drop_rows(context, gone, (), LAST_TID)
 
 
@@ -168,10 +238,19 @@ async def _replace(context: Context, move: Move) -> None:
     stays = {k for k, row in kept.items() if k in wanted and wanted[k].cid == row["cid"] and row["rev"] <= rev}
     goes = [k for k, row in kept.items() if k not in stays and (k not in wanted or row["rev"] >= rev)]
     await drop_rows(context, goes, wanted, LAST_TID)
+    await drop_versions(context, rev, [key for key, row in kept.items() if row["rev"] > rev])
     context.batch.puts = {key: change for key, change in wanted.items() if key not in stays}
     context.batch.versions = {
         version: change for version, change in context.batch.versions.items() if version[0] in context.batch.puts
     }
+
+
+async def _remember(context: Context, superseded: Sequence[Version]) -> None:
+    """Keep the versions of prompts that came in between, as far as there is room."""
+    prompts = [one for one in superseded if one.key.collection == COMPILED_PROMPT]
+    if prompts and context.has_room(prompts[0].key.did, prompts[0].key.space):
+        rows = await context.run("put_superseded", map(_row, prompts), context.limits.keep_content)
+        context.mark(rows, 1)
 
 
 def _row(one: Version) -> tuple[object, ...]:
@@ -181,15 +260,10 @@ def _row(one: Version) -> tuple[object, ...]:
 
 
 async def _conclude(context: Context, move: Move) -> None:
-    """Note the new state, what every row is proven by, and the versions in between."""
+    """Note the new state, and what every row is proven by."""
     after = move.after
-    prompts = [_row(one) for one in move.superseded if one.key.collection == COMPILED_PROMPT]
-    if prompts:
-        keep = context.limits.keep_content
-        context.mark(await context.fetch("put_superseded", *columns(prompts, 8), keep), 1)
     if move.whole:
         for table in RECORD_TABLES:
             await context.execute("raise_space_proofs", after.did, after.space, move.proof, table=table)
     await context.execute("put_space_state", after.did, after.space, after.rev, after.lthash, after.judgement)
-    source = f"space:{after.space}#{after.did}"
-    await context.execute("put_space_cursor", source, after.rev, context.now, context.now)
+    await context.execute("put_space_cursor", after.did, after.space, after.rev, context.now)

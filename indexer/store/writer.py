@@ -122,7 +122,8 @@ async def _finish(context: Context) -> None:
         await context.execute("note_identities", [change.did for change in claimed], context.now)
     if batch.probes:
         (full,) = await context.fetch("put_probes", list(batch.probes), context.now, MOST_PROBES)
-        context.applied.dropped[Reason.QUOTA] += full["dropped"]
+        if full["dropped"]:
+            context.applied.dropped[Reason.QUOTA] += full["dropped"]
     believed = [(c.did, c.handle, c.time) for c in batch.handles.values() if not c.confirm]
     if believed:
         await context.execute("put_handles", *columns(believed, 3))

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from indexer.errors import SettingsError
-from indexer.sources.address import FileAddress, FirehoseAddress, parse_source_url, without_credentials
+from indexer.sources.address import (
+    FileAddress,
+    FirehoseAddress,
+    JetstreamAddress,
+    parse_source_url,
+    without_credentials,
+)
 
 
 @pytest.mark.parametrize(
@@ -53,10 +59,35 @@ def test_nonsense_is_refused_by_name(text: str) -> None:
         parse_source_url(text)
 
 
-def test_jetstream_is_refused_in_one_sentence() -> None:
-    """What isn't there yet says so."""
-    with pytest.raises(SettingsError, match=r"'jetstream\+wss://a.example': Jetstream sources are not supported yet$"):
-        parse_source_url("jetstream+wss://a.example")
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("jetstream+wss://a.example", JetstreamAddress("wss://a.example", "jetstream:a.example")),
+        ("JETSTREAM+WSS://A.example:443/?v=2", JetstreamAddress("wss://a.example:443", "jetstream:a.example", 2)),
+        ("jetstream+ws://[::1]:6008/subscribe", JetstreamAddress("ws://[::1]:6008", "jetstream:[::1]:6008", 1)),
+        ("jetstream+ws://a.example?v=1", JetstreamAddress("ws://a.example", "jetstream:a.example", 1)),
+        (
+            "jetstream+wss://a.example/xrpc/network.bsky.jetstream.subscribeEvents",
+            JetstreamAddress("wss://a.example", "jetstream:a.example", 2),
+        ),
+    ],
+)
+def test_a_jetstream_is_a_host_and_perhaps_a_version(text: str, address: JetstreamAddress) -> None:
+    """By the path or by ``?v=``; without either the host's own is found out."""
+    assert parse_source_url(text) == address
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        *("", "a b", "a/other", "a?v=3", "a?v=1&v=2", "a?v=1&v=1", "a/subscribe?v=2", "a?wantedCollections=x.y.z"),
+        *("a?cursor=1", "a/subscribe?v", "a#x", "a?v=01"),
+    ],
+)
+def test_what_is_asked_of_a_jetstream_is_ours_to_say(rest: str) -> None:
+    """Filters, cursors and unknown paths in the URL are refused."""
+    with pytest.raises(SettingsError, match=r"^--source 'jetstream\+wss:"):
+        parse_source_url(f"jetstream+wss://{rest}")
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,12 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from indexer.cbor import cid_bytes, encode_json
 from indexer.keys import PublicKey, signing_key
+from indexer.simulator.archive import CID_LENGTH, varint
+from indexer.simulator.dagcbor import Link, cid_of, encode
 from indexer.simulator.service import Service, refused
+from indexer.spaces.commit import read_commit
 
 FOLDER: Final = Path(__file__).parent.parent / "captures" / "space-a"
 PREFIXES: Final = ("xyz.quasigod.lab.letta.",)
@@ -110,12 +114,45 @@ def pages(head: str, since: str, limit: int) -> Iterator[Body]:
         cursor = body["cursor"]
 
 
-class CapturedHost(Service):
-    """The reference PDS at one of its heads; the whole CAR is known of the last head only."""
+def records_at(head: str) -> dict[str, str]:
+    """Path and CID of every record at ``head``."""
+    found: dict[str, str] = {}
+    for op in log(head):
+        path = f"{op['collection']}/{op['rkey']}"
+        found.pop(path, None)
+        if op["cid"] is not None:
+            found[path] = op["cid"]
+    return found
 
-    def __init__(self, head: str) -> None:
+
+def rows_at(head: str) -> dict[str, str]:
+    """URI and CID of every record under our prefix at ``head``."""
+    return {f"{SPACE}/{DID}/{path}": cid for path, cid in records_at(head).items() if path.startswith(PREFIXES)}
+
+
+def car_at(head: str) -> bytes:
+    """The repository at ``head`` as ``getRepo`` gives it, made of the captured values and the captured commit."""
+    commit = read_commit(commits()[head])
+    assert commit is not None
+    fields = {"ver": commit.version} | {name: getattr(commit, name) for name in ("hash", "ikm", "mac", "sig", "rev")}
+    records = sorted(records_at(head).items(), key=lambda item: (len(item[0]), item[0]))
+    blocks = [encode(fields), encode({path: Link(cid_bytes(cid)) for path, cid in records})]
+    header = encode({"version": 1, "roots": [Link(cid_of(block)) for block in blocks]})
+    blocks += [encode_json(values()[cid]) for _, cid in records]
+    sections = (varint(CID_LENGTH + len(block)) + cid_of(block) + block for block in blocks)
+    return varint(len(header)) + header + b"".join(sections)
+
+
+class CapturedHost(Service):
+    """The reference PDS at one of its heads.
+
+    The whole CAR was captured at the last head only; with ``rebuilt`` those of the others are made of what was.
+    """
+
+    def __init__(self, head: str, *, rebuilt: bool = False) -> None:
         super().__init__()
         self.head = head
+        self._rebuilt = rebuilt
 
     def routes(self) -> Iterable[web.RouteDef]:
         """What the server answers."""
@@ -139,6 +176,8 @@ class CapturedHost(Service):
         )
 
     async def _get_repo(self, request: web.Request) -> web.Response:
+        if self.head != max(commits()) and self._rebuilt:
+            return web.Response(body=car_at(self.head), content_type="application/vnd.ipld.car")
         if self.head != max(commits()):
             return refused("RepoNotFound", "not captured")
         return web.Response(body=CAR, content_type="application/vnd.ipld.car")

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncpg
 import pytest
+from asyncpg.exceptions._base import DataError as ClientDataError
 
-from indexer.errors import BatchRefused, DatabaseError, DatabaseUnavailable, SchemaError
-from indexer.store.connection import translate
+from indexer.errors import BatchRefused, DatabaseError, DatabaseTooSlow, DatabaseUnavailable, SchemaError
+from indexer.store.connection import translate, translated
+from indexer.store.statements import statement
+from tests.indexing import Sql
+from tests.store.batches import opened
 
 SECRET = "SECRET"
 MEANINGS: list[tuple[type[BaseException], type[DatabaseError]]] = [
@@ -19,7 +23,6 @@ MEANINGS: list[tuple[type[BaseException], type[DatabaseError]]] = [
     (asyncpg.DiskFullError, DatabaseUnavailable),
     (asyncpg.TooManyConnectionsError, DatabaseUnavailable),
     (asyncpg.LockNotAvailableError, DatabaseUnavailable),
-    (asyncpg.InterfaceError, DatabaseUnavailable),
     (ConnectionResetError, DatabaseUnavailable),
     (TimeoutError, DatabaseUnavailable),
     (EOFError, DatabaseUnavailable),
@@ -30,9 +33,11 @@ MEANINGS: list[tuple[type[BaseException], type[DatabaseError]]] = [
     (asyncpg.UniqueViolationError, BatchRefused),
     (asyncpg.ProgramLimitExceededError, BatchRefused),
     (asyncpg.StatementTooComplexError, BatchRefused),
-    (asyncpg.exceptions.DataError, BatchRefused),
-    (ValueError, BatchRefused),
+    (asyncpg.DataError, BatchRefused),
+    (ClientDataError, BatchRefused),
     (OverflowError, BatchRefused),
+    (asyncpg.InterfaceError, SchemaError),
+    (asyncpg.QueryCanceledError, DatabaseTooSlow),
     (asyncpg.UndefinedTableError, SchemaError),
     (asyncpg.UndefinedColumnError, SchemaError),
     (asyncpg.InsufficientPrivilegeError, SchemaError),
@@ -59,3 +64,26 @@ def test_text_that_is_no_unicode() -> None:
         (SECRET + "\ud800").encode()
     error = translate(caught.value)
     assert (type(error), SECRET in str(error)) == (BatchRefused, False)
+
+
+async def test_a_call_that_is_wrong_is_not_tried_again(database: str) -> None:
+    """A statement run with too few arguments is a mistake of ours: no retry helps, and it is no outage."""
+    async with opened(database) as store:
+        with pytest.raises(SchemaError):
+            async with store.connection("write") as connection:
+                await connection.fetch(statement("put_cursors"), [])
+
+
+async def test_a_connection_that_is_gone_is_an_outage(database: str) -> None:
+    """The driver's word for work on a closed connection is the same as for a mistake; it is tried again."""
+    async with opened(database) as store:
+        with pytest.raises(DatabaseUnavailable):  # noqa: PT012 (it is translated where the connection is given back)
+            async with store.connection("write") as connection:
+                await connection.close()
+                await connection.fetch(statement("schema_version"))
+
+
+async def test_a_mistake_of_ours_is_no_refused_data(sql: Sql) -> None:
+    """A ValueError out of our own code comes through as it is: nothing is set aside for it."""
+    with pytest.raises(ValueError, match="ours"), translated(sql):
+        raise ValueError("ours")

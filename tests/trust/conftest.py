@@ -8,6 +8,8 @@ import pytest
 
 from indexer.store import Store
 from indexer.store.repairs import Repairs
+from tests.indexing import Sql
+from tests.trust.scene import Scene, scene
 from tests.trust.steps import connected
 
 
@@ -31,3 +33,17 @@ async def others(database: str) -> AsyncIterator[Repairs]:
     store = connected(database)
     yield Repairs(store)
     await store.close()
+
+
+@pytest.fixture
+async def one(database: str, sql: Sql) -> AsyncIterator[Scene]:
+    """The account and the index, everybody reachable."""
+    async with scene(database, sql) as made:
+        yield made
+
+
+@pytest.fixture
+async def alone(database: str, sql: Sql) -> AsyncIterator[Scene]:
+    """The account and the index, the directory reachable but no host."""
+    async with scene(database, sql, reachable=False) as made:
+        yield made

@@ -23,11 +23,13 @@ from indexer.outbound import Outbound
 from indexer.pds import RepoHost
 from indexer.simulator import World, events
 from indexer.simulator.dagcbor import cid_text
+from indexer.simulator.faults import UnseenSync
 from indexer.simulator.http_faults import RequestFault
 from indexer.simulator.network import Account
 from indexer.simulator.oracle import PREFIX, Expected
 from indexer.simulator.pds import Pds
 from indexer.simulator.plc import Directory
+from indexer.simulator.repository import Write
 from indexer.simulator.service import Handler
 from indexer.simulator.stream import Stream
 from indexer.sources.base import Chunk, Opened, ReconnectReason
@@ -80,6 +82,8 @@ class Simulation:
     other: Pds
     parts: Proving
     discovery: Discovery
+    resolver: Resolver
+    host: RepoHost
     sql: Sql
     stream: Stream = field(default_factory=Stream)
     wanted: set[str] = field(default_factory=set)
@@ -87,6 +91,8 @@ class Simulation:
     lost: list[ReconnectReason] = field(default_factory=list)
     seen: set[Compile] = field(default_factory=set)  # applied at some time
     written: set[Compile] = field(default_factory=set)  # by anybody, ever
+    drag: float = 0.0  # seconds that pass at each look of ours at the watch
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _restart: list[int | None] = field(default_factory=list)
     _discover: bool = False
 
@@ -94,6 +100,11 @@ class Simulation:
     def accounts(self) -> list[Account]:
         """The accounts that can write, in the order they came."""
         return [account for account in self.world.accounts.values() if account.active]
+
+    @property
+    def fetches(self) -> int:
+        """How often a repository was asked for."""
+        return sum("sync.getRepo?" in request for pds in (self.pds, self.other) for request in pds.requests)
 
     @property
     def did(self) -> str:
@@ -106,6 +117,36 @@ class Simulation:
         """Let things happen."""
         for _ in range(steps):
             self.world.life.step()
+
+    def watch(self) -> float:
+        """Seconds, as those who fetch measure them."""
+        self.clock.turn(seconds=self.drag)
+        return self.clock.now.timestamp()
+
+    def greet(self) -> None:
+        """Let every account write once more: one that falls silent can't show that it misses something."""
+        for account in self.accounts:
+            self.world.put(account.did, f"{PREFIX}greeting/{self.world.rkey()}", {"$type": f"{PREFIX}greeting"})
+
+    def unseen(self) -> str:
+        """Let an account change without a ``#commit``, so that its repository has to be fetched; its DID."""
+        did, path = self.did, f"{PREFIX}greeting/{self.world.rkey()}"
+        UnseenSync(self.world).inject(did, [Write(path, {"$type": f"{PREFIX}greeting"})])
+        return did
+
+    async def begin(self, steps: int = 40) -> None:
+        """Live for a while, with everything heard and settled."""
+        self.live(steps)
+        self.greet()
+        await self.hear()
+        await self.settle()
+
+    async def end(self) -> None:
+        """Hear of every account once more, settle, and compare."""
+        self.greet()
+        await self.hear()
+        await self.settle()
+        await self.equal()
 
     def emitted(self) -> list[bytes]:
         """The frames that the world has emitted since the last call, as they are."""
@@ -132,15 +173,18 @@ class Simulation:
         """Publish frames while nobody listens."""
         self.stream.publish(self.emitted() if frames is None else frames)
 
-    async def connect(self, cursor: int | None = None) -> None:
-        """Connect anew, after ``cursor`` or else after what was committed, and read all that the host has."""
+    async def connect(self, cursor: int | None = None, *, blind: bool = False) -> None:
+        """Connect anew, after ``cursor`` or else after what was committed, and read all that the host has.
+
+        ``blind``: the host gives all it has, whatever it is asked for.
+        """
         asked = self.parts.index.intake.committed if cursor is None else cursor
         frames: list[bytes] = []
 
         async def send(frame: bytes) -> None:
             frames.append(frame)
 
-        following = asyncio.ensure_future(self.stream.follow(asked, send))
+        following = asyncio.ensure_future(self.stream.follow(0 if blind else asked, send))
         await asyncio.sleep(0)  # it sends all it has, then waits
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -149,10 +193,11 @@ class Simulation:
 
     async def _take(self, frames: list[bytes]) -> None:
         index = self.parts.index
-        if frames:
-            await index.intake.take(Chunk(frames))
-        await index.pipeline.flush()
-        await self._note()
+        async with self._turn:
+            if frames:
+                await index.intake.take(Chunk(frames))
+            await index.pipeline.flush()
+            await self._note()
         if self._restart:
             await self.connect(self._restart.pop())
 
@@ -194,7 +239,7 @@ class Simulation:
         for row in await self.sql.fetch("select want_reasons, last_error from letta.repo where want is not null"):
             self.wanted |= set(row["want_reasons"])
             self.errors |= {row["last_error"]} - {None}
-        self.seen |= await self._history()
+        self.seen |= await self.history()
 
     # what is compared
 
@@ -202,7 +247,8 @@ class Simulation:
         """How many things were dropped or set aside for this reason."""
         return self.parts.index.sample("dropped_total", reason=reason.value)
 
-    async def _history(self) -> set[Compile]:
+    async def history(self) -> set[Compile]:
+        """Every compile that the index remembers, those of hidden accounts too."""
         rows = await self.sql.fetch(COMPILES)
         return {(f"at://{row['did']}/{COMPILED_PROMPT}/{row['rkey']}", row["cid"]) for row in rows}
 
@@ -216,7 +262,7 @@ class Simulation:
         assert flags == {uri: (verdict.freshness, verdict.stale_reasons) for uri, verdict in verdicts.items()}
         assert await untrue_flags(self.sql) == []
         await self._equal_accounts(truth)
-        history, happened = await self._history(), compiles(truth)
+        history, happened = await self.history(), compiles(truth)
         assert history <= self.written | happened
         assert history >= self.seen & happened
         assert history >= {(uri, truth.records[uri].cid) for uri in verdicts}
@@ -224,7 +270,7 @@ class Simulation:
     async def _equal_accounts(self, truth: Expected) -> None:
         for row in await self.sql.fetch("select did, status from letta.repo"):
             account = truth.accounts[row["did"]]
-            assert row["status"] == account.status
+            assert (account.did, row["status"]) == (account.did, account.status)
             if account.status == "deleted":
                 assert (await kept_of(self.sql, account.did)).keys() <= {"account", "repo"}
 
@@ -258,13 +304,13 @@ async def simulation(
         plc = await stack.enter_async_context(Directory(lively))
         pds = await stack.enter_async_context(Pds(lively))
         other = await stack.enter_async_context(Pds(lively, adopt=False))
-        outbound = Outbound(allow_private_hosts=True, idle_timeout=2.0, monotonic=lambda: clock.now.timestamp())
+        outbound = Outbound(allow_private_hosts=True, idle_timeout=2.0, monotonic=lambda: made.watch())
         stack.push_async_callback(outbound.aclose)
         resolver = Resolver(outbound, plc.url, verify_handles=False)
         host = RepoHost(outbound)
         parts = await stack.enter_async_context(proving(database, resolver, host, clock=clock))
         discovery = Discovery(parts.repairs, host, parts.index.pipeline, parts.tracked)
-        made = Simulation(lively, clock, plc, pds, other, parts, discovery, sql)
+        made = Simulation(lively, clock, plc, pds, other, parts, discovery, resolver, host, sql)
         trust = Proof(parts.index.pipeline, parts.tracked, on_loss=made.lose)
         parts.index.intake = Intake(parts.index.pipeline, FIREHOSE, trust, None)  # type: ignore[arg-type]
         parts.index.intake.restart = made.restart

@@ -2,112 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-
 import pytest
 
-from indexer.identity import Resolver
 from indexer.model import Want, WantReason
-from indexer.outbound import Outbound
-from indexer.pds import RepoHost
-from indexer.simulator import events
-from indexer.simulator.clock import iso
-from indexer.simulator.network import Network
-from indexer.simulator.pds import Pds
-from indexer.simulator.plc import Directory
-from tests.frames import AGENT, PROMPT, agent, key, prompt
-from tests.indexing import Sql, untrue_flags
-from tests.trust.parts import Clock, Proving, Silence, kept_of, proving, wants
+from tests.frames import PROMPT, key, prompt
+from tests.trust.parts import kept_of, wants
+from tests.trust.scene import Scene
 
 HIDDEN = ("deactivated", "suspended", "takendown")
-DAY = 24 * 3600.0
-
-
-@dataclass(slots=True)
-class Scene:
-    """A network with one account, its host, another host, and an index of it all."""
-
-    network: Network
-    pds: Pds
-    other: Pds
-    clock: Clock
-    parts: Proving
-    sql: Sql
-    did: str
-
-    async def happen(self) -> None:
-        """Let the index hear what has happened."""
-        self.clock.turn(seconds=1)
-        await self.parts.take(self.network.take())
-
-    async def settle(self) -> None:
-        """Let everything be asked and fetched that is due."""
-        await self.parts.ask()
-        await self.parts.mend()
-
-    def write(self, number: int) -> None:
-        """Write another prompt."""
-        self.network.put(self.did, f"{PROMPT}/{key(number)}", prompt(memory=f"memory {number}"))
-
-    def told(self, status: str) -> bytes:
-        """What a host that is no longer the account's says of it now."""
-        self.clock.turn(seconds=1)
-        return events.account(self.did, status, seq=self.network.seq, time=iso(self.clock.now))
-
-    async def shown(self) -> int:
-        """How many records the index shows."""
-        return int(await self.sql.fetchval("select count(*) from letta.record"))
-
-    async def status(self) -> str:
-        """What the index says of the account."""
-        return str(await self.sql.fetchval("select status from letta_store.account where did = $1", self.did))
-
-    async def equal(self) -> None:
-        """The index shows what the network holds, all of it proven, with true flags."""
-        rows = await self.sql.fetch("select uri, cid from letta.record where verified")
-        truth = self.network.expected().records
-        assert {row["uri"]: row["cid"] for row in rows} == {uri: record.cid for uri, record in truth.items()}
-        assert await untrue_flags(self.sql) == []
-
-
-@asynccontextmanager
-async def scene(database: str, sql: Sql, *, reachable: bool = True) -> AsyncIterator[Scene]:
-    """An account with an agent and a prompt that has just been indexed; ``reachable``: its hosts answer."""
-    clock = Clock()
-    network = Network(seed=3, clock=clock)
-    async with AsyncExitStack() as stack:
-        plc = await stack.enter_async_context(Directory(network))
-        pds = await stack.enter_async_context(Pds(network))
-        other = await stack.enter_async_context(Pds(network, adopt=False))
-        outbound = Outbound(allow_private_hosts=True)
-        stack.push_async_callback(outbound.aclose)
-        resolver = Resolver(outbound, plc.url, verify_handles=False)
-        host = RepoHost(outbound) if reachable else Silence()
-        parts = await stack.enter_async_context(proving(database, resolver, host, clock=clock))
-        did = network.create_account().did
-        network.put(did, f"{AGENT}/{key(1)}", agent())
-        made = Scene(network, pds, other, clock, parts, sql, did)
-        made.write(1)
-        await made.happen()
-        await parts.mend()
-        assert await made.shown() == 2
-        yield made
-
-
-@pytest.fixture
-async def one(database: str, sql: Sql) -> AsyncIterator[Scene]:
-    """The account and the index, everybody reachable."""
-    async with scene(database, sql) as made:
-        yield made
-
-
-@pytest.fixture
-async def alone(database: str, sql: Sql) -> AsyncIterator[Scene]:
-    """The account and the index, the directory reachable but no host."""
-    async with scene(database, sql, reachable=False) as made:
-        yield made
 
 
 @pytest.mark.parametrize("status", HIDDEN)

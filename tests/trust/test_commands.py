@@ -21,7 +21,7 @@ from indexer.simulator.pds import Pds
 from indexer.simulator.plc import Directory
 from tests import frames
 from tests.daemon_process import Outcome, command
-from tests.frames import AGENT, PROMPT, STRANGER, TYPED, agent, key, prompt
+from tests.frames import AGENT, PREFIX, PROMPT, STRANGER, TYPED, agent, key, prompt
 from tests.indexing import Sql, untrue_flags
 from tests.trust.parts import kept_of, wants
 
@@ -172,6 +172,14 @@ async def test_backfill_keeps_to_the_filter(site: Site) -> None:
         outcome = await site.backfill(*arguments)
         assert (outcome.code, wrong in outcome.errors) == (USAGE, True)
     assert await site.shown() == site.truth(one)
+
+
+async def test_backfill_refuses_a_filter_narrower_than_that_of_a_source(site: Site) -> None:
+    """A repository fetched under a part of what is followed would pass for whole: the command says what is missing."""
+    await site.sql.execute("insert into letta_store.cursor (source, filter) values ('firehose:a', $1)", PREFIX + "*")
+    outcome = await site.backfill("--collections", AGENT)
+    assert (outcome.code, "firehose:a" in outcome.errors) == (USAGE, True)
+    assert await site.shown() == {}
 
 
 # check

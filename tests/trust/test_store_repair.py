@@ -164,6 +164,15 @@ async def test_equal_head_meets_a_fetch_want(store: Store, sql: Sql, reason: Wan
     assert DID in await wants(sql)
 
 
+async def test_head_does_not_meet_what_names_no_rev(store: Store, sql: Sql) -> None:
+    """A want of what is current isn't lost in one of a certain rev: the head held says nothing of it."""
+    await write(store, commit(1), commit(2))
+    await write(store, wanted=(Want(DID, WantReason.SYNC, rev(2)),))
+    await write(store, wanted=(Want(DID, WantReason.UNPROVEN),))
+    await store.apply(Batch(confirmed={DID: (rev(2), "data-2")}), NOW)
+    assert await wants(sql) == {DID: ["sync", "unproven"]}
+
+
 async def test_proven_head_that_is_not_held_is_wanted(store: Store, sql: Sql) -> None:
     """A verified ``#sync`` is weighed against what is held when it is written, commits of the same batch included."""
     await write(store, commit(1))
@@ -251,6 +260,17 @@ async def test_gap_that_stays_needs_a_fetch(store: Store, repairs: Repairs, sql:
     assert not met
     assert (await rows(sql), await wants(sql)) == ({}, {DID: ["gap"]})
     assert await sql.fetchval("select count(*) from letta_store.pending") == 1
+
+
+async def test_what_is_pending_already_needs_no_room(
+    store: Store, repairs: Repairs, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit that goes on waiting takes its own place: it isn't counted twice, and nothing is dropped."""
+    monkeypatch.setattr(chain, "REPO_FRAMES", 1)
+    await write(store, commit(1), commit(3))
+    applied, met = await repairs.settle(await claim(repairs), Batch(proposals=[commit(3)]), [], NOW)
+    assert (applied.dropped, met) == ({}, False)
+    assert await wants(sql) == {DID: ["gap"]}
 
 
 async def test_given_up_commit_needs_a_fetch(store: Store, repairs: Repairs, sql: Sql) -> None:

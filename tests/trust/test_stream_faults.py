@@ -9,32 +9,19 @@ import pytest
 from indexer.model import Reason
 from indexer.simulator.alterations import ALTERATIONS
 from indexer.simulator.faults import Alter, Drop, Duplicate, FrameFault, Reorder, Replay, concerns_letta
-from indexer.simulator.oracle import PREFIX
 from tests.indexing import Sql
 from tests.trust.network import Simulation, simulation
 
 
-def greet(sim: Simulation) -> None:
-    """Let every account write once more: one that falls silent after a fault can't show that something is missing."""
-    for account in sim.accounts:
-        sim.world.put(account.did, f"{PREFIX}greeting/{sim.world.rkey()}", {"$type": f"{PREFIX}greeting"})
-
-
 async def endure(sim: Simulation, fault: FrameFault, *, steps: int = 40, each: bool = False) -> None:
     """Live without a fault on the stream, then with it, then without; the index ends up right."""
-    sim.live(steps)
-    greet(sim)
-    await sim.hear()
-    await sim.settle()
+    await sim.begin(steps)
     for _ in range(4):
         sim.live(steps // 4)
         await sim.hear(fault.pass_on(sim.emitted()), each=each)
         await sim.settle()
     assert fault.injected
-    greet(sim)
-    await sim.hear()
-    await sim.settle()
-    await sim.equal()
+    await sim.end()
 
 
 @pytest.mark.parametrize("name", ALTERATIONS)
