@@ -21,7 +21,7 @@ demo: $(VENV)/installed  ## a simulated network, indexed live, offline
 	$(BIN)/letta-indexer demo
 
 test: $(VENV)/installed  ## every test that this machine can run; what it can't is listed last
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --dist loadfile
 
 lint: $(VENV)/installed  ## style, format and types: zero findings
 	$(BIN)/ruff check .

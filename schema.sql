@@ -847,13 +847,19 @@ begin
     end loop;
     alter table letta_store.space_source enable row level security;
     create policy no_spaces on letta_store.space_source for select to letta_reader using (false);
+    -- Row level security also keeps the planner's samples of a table (pg_stats) from those who read it.
+    foreach name in array array['account', 'cursor', 'dead_letter'] loop
+        execute format('alter table letta_store.%I enable row level security', name);
+        execute format('create policy every_row on letta_store.%I for select to letta_reader using (true)', name);
+    end loop;
+    grant select (did, handle, active, status, hidden) on letta_store.account to letta_reader;
     for statement in  -- every column but the raw bytes
         select format('grant select (%s) on letta_store.%I to letta_reader', string_agg(quote_ident(attname), ', '), relname)
         from pg_attribute join pg_class on pg_class.oid = attrelid
         where relnamespace = 'letta_store'::regnamespace and relkind in ('r', 'p') and attnum > 0 and not attisdropped
             and attname not in ('block', 'digests', 'frame', 'lthash')
             and relname in ('conversation', 'compiled_prompt', 'agent', 'message', 'other_record', 'recompile',
-                'conversation_version', 'account', 'repo', 'cursor', 'space_source', 'dead_letter')
+                'conversation_version', 'repo', 'cursor', 'space_source', 'dead_letter')
         group by relname
     loop
         execute statement;

@@ -7,7 +7,6 @@ all three stop their clock at the last frame; ours only when its cursor is commi
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -70,7 +69,10 @@ async def read_websockets(job: Job) -> Outcome:
 
 async def read_sdk(job: Job) -> Outcome:
     """The SDK's client with its typed parse."""
-    from atproto import AsyncFirehoseSubscribeReposClient, parse_subscribe_repos_message
+    from atproto import (  # type: ignore[import-untyped, import-not-found, unused-ignore]
+        AsyncFirehoseSubscribeReposClient,
+        parse_subscribe_repos_message,
+    )
 
     client = AsyncFirehoseSubscribeReposClient(base_uri=f"{job.url.partition('/xrpc')[0]}/xrpc")
     left = job.frames
@@ -91,16 +93,14 @@ async def read_sdk(job: Job) -> Outcome:
 
 async def read_indexer(job: Job) -> Outcome:
     """Our own way in, to the committed cursor."""
+    from benchmarks.parts import opened_parts
     from indexer.sources.address import FirehoseAddress
     from indexer.sources.firehose import FirehoseSource
     from indexer.sources.follow import Follower
 
-    from benchmarks.parts import opened_parts
-
     source = FirehoseSource(FirehoseAddress(job.url, "firehose:bench"))
-    keys = json.loads(Path(job.keys).read_text()) if job.keys else {}
     samples: list[tuple[int, float]] = []
-    async with opened_parts(job.database, source, job.trust, keys) as parts:
+    async with opened_parts(job.database, source, job.trust, load_keys(job.keys)) as parts:
         intake = parts.intake
         follower = Follower(source, resume_from=lambda: intake.position)
         started, next_sample = time.monotonic(), 0
@@ -116,6 +116,12 @@ async def read_indexer(job: Job) -> Outcome:
             seconds = time.monotonic() - started
         parts.check(job.last)
     return Outcome(seconds, time.process_time(), samples=samples)
+
+
+def load_keys(path: str) -> dict[str, str]:
+    """The accounts' keys; none without a file."""
+    keys: dict[str, str] = json.loads(Path(path).read_text()) if path else {}
+    return keys
 
 
 READERS = {"websockets": read_websockets, "sdk": read_sdk, "indexer": read_indexer}

@@ -8,6 +8,7 @@ beforehand, batches of the size that ours are.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import asyncpg
@@ -21,7 +22,8 @@ from indexer.sources.base import Chunk, Opened
 BATCH = 2_000  # rows: the default of the setting batch_rows
 CHUNK = 256  # frames: some 300 KB, what one read of a socket may bring
 PLAIN = """
-create table plain (did text collate "C", path text collate "C", cid text, rev text, value jsonb, primary key (did, path))
+create table plain (
+    did text collate "C", path text collate "C", cid text, rev text, value jsonb, primary key (did, path))
 """
 INSERT = """
 insert into plain (did, path, cid, rev, value)
@@ -59,7 +61,7 @@ class Frames:
     positions: str = "count"
 
 
-async def insert_plain(url: str, rows: list[tuple[str, ...]], batch: int = BATCH) -> float:
+async def insert_plain(url: str, rows: Sequence[tuple[str, ...]], batch: int = BATCH) -> float:
     """Seconds to insert the values, one transaction a batch."""
     connection = await asyncpg.connect(url)
     try:

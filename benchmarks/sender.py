@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from array import array
+from contextlib import suppress
 from pathlib import Path
 
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, 1.3
@@ -56,11 +57,9 @@ def send_paced(connection: socket.socket, path: Path, rate: float, count: int) -
 def drain(connection: socket.socket) -> None:
     """Wait until the peer has gone."""
     connection.settimeout(WAIT)
-    try:
+    with suppress(OSError):
         while connection.recv(65_536):
             pass
-    except OSError:
-        pass
 
 
 def main() -> None:
@@ -76,11 +75,8 @@ def main() -> None:
             if rate:
                 moments = send_paced(connection, path, rate, int(sys.argv[3]))
             else:
-                with path.open("rb") as file:
-                    try:
-                        connection.sendfile(file)
-                    except OSError:  # who only wanted to connect has gone
-                        pass
+                with path.open("rb") as file, suppress(OSError):  # who only wanted to connect has gone
+                    connection.sendfile(file)
             drain(connection)
     print(json.dumps(moments), flush=True)
 

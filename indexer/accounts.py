@@ -16,7 +16,7 @@ from indexer.errors import BatchRefused, DatabaseUnavailable, IdentityError
 from indexer.identity import IdentityGone, Resolver
 from indexer.model import AccountChange, Want, WantReason
 from indexer.outbound import FetchFailed
-from indexer.pds import RepoHost
+from indexer.pds import NOT_FOUND, RepoHost
 from indexer.pipeline import Pipeline, micros
 from indexer.repair import Pace
 from indexer.route import Router
@@ -107,8 +107,7 @@ class Accounts:
             if not check.active:
                 await self._confirm(check, identity.pds)
         except IdentityGone:
-            if check.status == "deleted":
-                await self._purge(check)
+            await self._gone(check)
         except (FetchFailed, IdentityError):
             if not self._is_overdue(check):
                 raise
@@ -120,10 +119,18 @@ class Accounts:
         status = await self._host.get_repo_status(pds, check.did)
         if status.active:
             await self._correct(check, "active", active=True)  # an old host's word doesn't count
-        elif check.status == "deleted" and status.status in ("deleted", "not_found"):
-            await self._purge(check)
-        elif status.status not in (check.status, "not_found", None):
+        elif status.status in ("deleted", NOT_FOUND):
+            await self._gone(check)
+        elif status.status not in (check.status, None):
             await self._correct(check, status.status, active=False)
+
+    async def _gone(self, check: Check) -> None:
+        """The account is no more: purge it, but where nobody had told of it only if that is so the next time too."""
+        if check.status == "deleted":
+            await self._purge(check)
+        else:
+            await self._correct(check, "deleted", active=False)
+            raise FetchFailed(f"{check.did} is gone, which is to be confirmed")
 
     async def _correct(self, check: Check, status: str, *, active: bool) -> None:
         """The current host says otherwise: its word is a moment younger than the event that it corrects.

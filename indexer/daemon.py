@@ -45,6 +45,8 @@ ONCE_SILENCE = 3.0  # seconds without a frame after which a source counts as cau
 STOP_SECONDS = 8.0  # to commit what was read, at the end
 STOPPED = "stopped"  # what ``letta.source`` says of a source that the daemon left in good order
 DATABASE_PAUSE = 1.0  # seconds between tries to reach the database at the start
+PRUNE_INTERVAL = 3600.0  # seconds between looks for states of accounts that hold nothing here
+STATES_KEPT = timedelta(days=7)  # such states, in case events come out of order
 COUNT_INTERVAL = 15.0  # seconds between readings of the gauges
 COUNT_PAUSE = 20  # or as many times as long as the reading took: counting shall take little of the database's time
 
@@ -219,6 +221,7 @@ class Daemon:
             ("writer", self.pipeline.write),
             ("gauges", self._read_gauges),
             ("states", self._keep_states),
+            ("prune", self._prune),
         ]
         return own + (self._verification.jobs() if self._verification is not None else [])
 
@@ -332,6 +335,14 @@ class Daemon:
                 if self._verification is not None:
                     await self._verification.measure()
             await asyncio.sleep(max(COUNT_INTERVAL, COUNT_PAUSE * (monotonic() - started)))
+
+    async def _prune(self) -> None:
+        """Every hour, forget what was told of accounts that turned out to hold nothing."""
+        pause = PRUNE_INTERVAL
+        while True:
+            await asyncio.sleep(pause)
+            with suppress(DatabaseUnavailable):
+                pause = 1.0 if await self._store.prune(utc_now() - STATES_KEPT) else PRUNE_INTERVAL
 
     async def readiness(self) -> list[str]:
         """Why the daemon is not ready: nothing, if it is."""

@@ -31,7 +31,6 @@ WORKERS = 16  # most of their time they wait for a host
 TRIES = 3  # at a want under --once, all within 20 s
 ONCE_PACE = Pace(first=0.5, longest=3.0)
 KNOWN_COLLECTIONS = (AGENT, CONVERSATION, COMPILED_PROMPT, MESSAGE)
-STATES_KEPT = timedelta(days=7)  # of accounts that hold nothing here
 
 Job = Callable[[], Coroutine[Any, Any, None]]
 
@@ -152,9 +151,8 @@ class Verification:
         return await self.repairs.open_wants(tries, self._pipeline.clock(), let_in, self._settings.deny)
 
     async def measure(self) -> None:
-        """Bring the gauges of wants and pending up to date, and forget states that are of no use any more."""
+        """Bring the gauges of wants and pending up to date."""
         self._pipeline.metrics.set_work(*await self.repairs.wants())
-        await self.repairs.prune(self._pipeline.clock() - STATES_KEPT)
 
 
 def _origin(url: str) -> str:

@@ -23,6 +23,7 @@ __all__ = ["Applied", "Limits", "Store", "Summary"]
 
 Purpose = Literal["write", "repair", "read", "count", "ping"]
 
+PRUNED = 5_000  # accounts at a time
 SET_ASIDE_LIMIT = 256  # bytes of a refused record's key that its dead letter names
 SLOW_TRIES = 3  # of what can't be parted and takes the database too long, before it is set aside
 
@@ -118,6 +119,15 @@ class Store:
         """Raise unless the database answers and has the schema."""
         async with self.connection("ping") as connection:
             await connection.fetchval(statement("schema_version"))
+
+    async def prune(self, before: datetime) -> int:
+        """Forget some states of accounts that hold nothing here, told before that time; how many."""
+        async with self.connection("count") as connection, connection.transaction():
+            rows = await fetch(connection, "prunable_accounts", before, PRUNED)
+            dids = [row["did"] for row in rows]
+            if dids:
+                await connection.execute(statement("prune_accounts"), dids)
+        return len(dids)
 
     async def counts(self) -> tuple[dict[str, int], dict[str, int]]:
         """Prompts by freshness, and stale prompts by reason."""

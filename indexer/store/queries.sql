@@ -636,11 +636,17 @@ where r.want is not null and (not a.hidden or (r.want = 'decide' and r.attempts 
 select coalesce(sum(records), 0)::bigint as records from letta_store.repo
 where space = '' and ($1::text[] is null or did = any($1::text[]));
 
+-- name: prunable_accounts
+-- States of accounts that hold nothing here, told long ago: only kept against events out of order. Locked first, and
+-- looked at again under the lock: a first record may be on its way.
+select a.did from letta_store.account a
+where a.status_time < $1 and a.status_time > '0001-01-02 00:00+00' and not a.forgotten and a.purged_rev = ''
+    and not exists (select from letta_store.repo r where r.did = a.did)
+order by a.did limit $2 for update skip locked;
+
 -- name: prune_accounts
--- States of accounts that hold nothing here, told long ago: only kept against events out of order.
 delete from letta_store.account a
-where a.status_time < $1 and not a.forgotten and a.purged_rev = ''
-    and not exists (select from letta_store.repo r where r.did = a.did);
+where a.did = any($1::text[]) and not exists (select from letta_store.repo r where r.did = a.did);
 
 -- name: start_discovery
 insert into letta_store.discovery (source, collection) select $1, c from unnest($2::text[]) as d (c)

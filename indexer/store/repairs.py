@@ -251,10 +251,6 @@ class Repairs:
         """Every tracked account: its last proven rev, and its key where one is known."""
         return [(row["did"], row["rev"], row["signing_key"]) for row in await self._fetch("tracked")]
 
-    async def prune(self, before: datetime) -> None:
-        """Forget the states of accounts that hold nothing here, told before that time."""
-        await self._fetch("prune_accounts", before)
-
     async def wants(self) -> tuple[dict[str, int], int]:
         """Open wants by reason, and how many commits are pending."""
         async with self._store.connection("count") as connection:

@@ -111,9 +111,9 @@ class Spaces:
         try:
             return await self._move(move, now)
         except BatchRefused as error:
-            refused = await self._refused(move, _items(move), now)
-            if not refused:
+            if not await self._takes(_without(move, _items(move)), now):
                 raise SchemaError(f"the database refuses what holds no record: {error}") from error
+            refused = await self._refused(move, _items(move), now)
         applied = await self._move(_without(move, refused), now)
         applied.dropped[Reason.REFUSED_BY_DATABASE] += len(refused)
         return applied
@@ -137,18 +137,23 @@ class Spaces:
 
     async def _refused(self, move: Move, items: list[Change | Version], now: datetime) -> list[Change | Version]:
         """Those of ``items`` that the database refuses, found by trying parts of them; nothing is written."""
-        if not items:
-            return []
         others = [item for item in _items(move) if not any(item is one for one in items)]
-        try:
-            await self._move(_without(move, others), now, rehearsed=True)
-        except _RehearsedError:
+        if not items or await self._takes(_without(move, others), now):
             return []
-        except BatchRefused:
-            middle = len(items) // 2
-            if not middle:
-                return items
+        middle = len(items) // 2
+        if not middle:
+            return items
         return await self._refused(move, items[:middle], now) + await self._refused(move, items[middle:], now)
+
+    async def _takes(self, move: Move, now: datetime) -> bool:
+        """Whether the database would take a move; nothing is written."""
+        try:
+            await self._move(move, now, rehearsed=True)
+        except _RehearsedError:
+            return True
+        except BatchRefused:
+            return False
+        raise AssertionError("unreachable")
 
     async def remove(self, space: str, dids: Sequence[str], now: datetime, *, forget: bool = False) -> Applied:
         """Take everything of a space away, of these authors or of all; with ``forget`` it is not indexed again."""

@@ -112,10 +112,7 @@ async def test_versions_of_one_batch_keep_their_order(login: Followed) -> None:
     await login.is_true()
     log = login.pds.repositories[login.space, login.did].log
     wanted = [one.cid for one in log if one.path == PROMPT_PATH and one.cid != one.prev]
-    rows = await login.sql.fetch(
-        "select cid from letta.recompile r order by rev, (select ordinal from letta_store.recompile h "
-        "where h.rkey = r.rkey and h.rev = r.rev and h.cid = r.cid order by ordinal limit 1)"
-    )
+    rows = await login.sql.fetch(HISTORY)
     assert len(rows) == len(wanted)
     assert await login.sql.fetchval("select recompiles from letta.compiled_prompt") == len(wanted) - 1
     assert await login.sql.fetchval("select previous_cid from letta.compiled_prompt") == wanted[-2]
@@ -123,7 +120,7 @@ async def test_versions_of_one_batch_keep_their_order(login: Followed) -> None:
 
 
 async def test_deleted_and_made_anew_in_one_batch(login: Followed) -> None:
-    """A record deleted and written again in one batch is there, its history begins anew; one deleted for good is gone."""
+    """A record deleted and written again in one batch is there, with a new history; one deleted for good is gone."""
     uri = start(login)
     await login.round()
     login.write((PROMPT_PATH, None), (PROMPT_PATH, prompt(uri, memory="again")), (CONVERSATION_PATH, None))

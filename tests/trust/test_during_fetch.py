@@ -48,7 +48,7 @@ async def test_key_that_changes_during_a_fetch_is_learnt(one: Scene) -> None:
 
 @pytest.mark.parametrize("announced", [True, False])
 async def test_commit_put_off_during_a_fetch_is_not_given_up(one: Scene, announced: bool) -> None:
-    """What came after the fetch began was not there for its host to deny: it waits, also where the directory is late."""
+    """What came after the fetch began was not there for its host to deny: it waits, even for a late directory."""
     account = one.network.accounts[one.did]
     before = account.key
 
