@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test demo lint format clean
+.PHONY: run test demo bench bench-full lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -22,6 +22,12 @@ demo: $(VENV)/installed  ## a simulated network, indexed live, offline
 
 test: $(VENV)/installed  ## every test that this machine can run; what it can't is listed last
 	$(BIN)/pytest --numprocesses auto --dist loadfile
+
+bench: $(VENV)/installed  ## what it costs, beside its peers; within 25 minutes, the table last
+	$(BIN)/python -m benchmarks
+
+bench-full: $(VENV)/installed  ## the same with as many rounds for the long rows
+	$(BIN)/python -m benchmarks --full
 
 lint: $(VENV)/installed  ## style, format and types: zero findings
 	$(BIN)/ruff check .

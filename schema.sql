@@ -557,6 +557,7 @@ create function letta_store.refresh_freshness(dids text[], spaces text[], agents
 returns table (did text, space text, rkey text, uri text, cid text, agent text, was text, freshness text,
     stale_reasons text[])
 language sql
+set enable_sort = off  -- the latest prompt is the first in an index; by the planner's estimates there is just one to sort
 begin atomic
     with pair as (
         select distinct p.did, p.space, p.agent_uri

@@ -219,10 +219,12 @@ class Discovery:
             except FetchFailed as error:
                 failures += 1
                 _log.info("discovery interrupted", source=source, collection=collection, error=str(error))
-                await asyncio.sleep(max(error.retry_after or 0.0, self._pace.after(failures)))
+                pause = max(error.retry_after or 0.0, self._pace.after(failures))
             except (BatchRefused, DatabaseUnavailable):
                 failures += 1
-                await asyncio.sleep(self._pace.after(failures))
+                pause = self._pace.after(failures)
             else:
                 break
+            if failures != tries:
+                await asyncio.sleep(pause)
         return found

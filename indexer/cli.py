@@ -157,18 +157,20 @@ async def _stale(settings: Settings) -> list[dict[str, Any]]:
 
 
 @app.command()
-def demo() -> None:
+def demo(
+    spaces: Annotated[bool, typer.Option("--spaces", help="Also show an agent in a permissioned space")] = False,
+) -> None:
     """Show what it does: a simulated network on loopback, indexed live. Needs no network, leaves nothing behind."""
     logs.configure("error", "auto", sys.stderr)
     with suppress(KeyboardInterrupt):  # ctrl-C is a way to end it
-        run_async(_demo())
+        run_async(_demo(spaces))
 
 
-async def _demo() -> None:
+async def _demo(spaces: bool) -> None:
     embedded = EmbeddedPostgres(None, temporary=True, fast_for_tests=True)  # what is thrown away needs no syncing
     try:
         dsn = await embedded.start()
-        async with simulated_network() as network:
+        async with simulated_network(spaces=spaces) as network:
             # Nothing of the user's own settings: no environment, no file, and a data folder that isn't used.
             settings = load_settings({**network.settings, "database_url": dsn, "data_dir": "."}, {}, None)
             async with opened_store(settings) as store:

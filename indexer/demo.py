@@ -16,6 +16,7 @@ from textwrap import dedent, fill, indent
 from typing import Final, TypeAlias
 
 from indexer.daemon import Daemon
+from indexer.demo_spaces import PRIVATE_PROMPTS, PRIVATE_RECORDS, Grace, simulated_spaces
 from indexer.errors import IndexerError
 from indexer.simulator import World, content
 from indexer.simulator.clock import iso
@@ -37,11 +38,13 @@ Ask: TypeAlias = Callable[[str], Awaitable[Sequence[Row]]]
 class Network:
     """The simulated network: some accounts with a life of their own, and Ada, whom the story is about.
 
-    Ada has one agent and two conversations, each with a compiled prompt. Made by :func:`simulated_network`.
+    Ada has one agent and two conversations, each with a compiled prompt. ``grace``, if she is there, has her agent in a
+    permissioned space. Made by :func:`simulated_network`.
     """
 
-    def __init__(self, world: World, pds: Pds, directory: Directory) -> None:
+    def __init__(self, world: World, pds: Pds, directory: Directory, grace: Grace | None = None) -> None:
         self.world = world
+        self._grace = grace
         self._pds = pds
         self._directory = directory
         self._ada: _Ada | None = None
@@ -56,7 +59,24 @@ class Network:
             "allow_private_hosts": True,
             "trust": "verify",
             "listen": "127.0.0.1:0",
+            **(self._grace.settings if self._grace is not None else {}),
         }
+
+    @property
+    def scenes(self) -> tuple[Scene, ...]:
+        """What there is to be shown."""
+        return SCENES if self._grace is None else SCENES + SPACE_SCENES
+
+    @property
+    def grace(self) -> Grace:
+        """Grace, in a network with spaces."""
+        assert self._grace is not None, "this network has no spaces"
+        return self._grace
+
+    def expected(self) -> dict[str, str]:
+        """URI and CID of every record that the index has to show."""
+        public = {uri: record.cid for uri, record in self.world.expected().records.items()}
+        return public if self._grace is None else public | self._grace.expected()
 
     @property
     def did(self) -> str:
@@ -139,13 +159,15 @@ class _Ada:
 
 
 @asynccontextmanager
-async def simulated_network() -> AsyncIterator[Network]:
-    """A network on loopback, of today, that nobody has joined yet; gone at the end of the block."""
+async def simulated_network(*, spaces: bool = False) -> AsyncIterator[Network]:
+    """A network on loopback, of today, that nobody but (with ``spaces``) Grace has joined yet; gone after the block."""
     world = World(SEED, accounts=0, clock=lambda: datetime.now(UTC), quirks=0)
     async with AsyncExitStack() as stack:
         pds = await stack.enter_async_context(Pds(world))
-        directory = await stack.enter_async_context(Directory(world))
-        yield Network(world, pds, directory)
+        grace = await stack.enter_async_context(simulated_spaces(SEED + 1)) if spaces else None
+        networks = [world] if grace is None else [world, grace.network]
+        directory = await stack.enter_async_context(Directory(*networks))
+        yield Network(world, pds, directory, grace)
 
 
 def questions_to(store: Store) -> Ask:
@@ -205,7 +227,7 @@ class Demo:
     async def _tell(self) -> None:
         self._words(INTRODUCTION)
         await self._until(self._is_live)
-        for number, scene in enumerate(SCENES, 1):
+        for number, scene in enumerate(self._network.scenes, 1):
             scene.happens(self._network)
             self._network.go_on()
             await self._until(self._is_equal)
@@ -248,13 +270,12 @@ class Demo:
 
     async def _is_live(self) -> bool:
         """Whether the daemon is subscribed."""
-        return bool(await self._ask("select from letta.source where state = 'live'"))
+        return bool(await self._ask("select from letta.source where state = 'live' and source like 'firehose:%'"))
 
     async def _is_equal(self) -> bool:
         """Whether the index holds what the network holds."""
         rows = await self._ask("select uri, cid from letta.record")
-        expected = self._network.world.expected().records
-        return {row["uri"]: row["cid"] for row in rows} == {uri: record.cid for uri, record in expected.items()}
+        return {row["uri"]: row["cid"] for row in rows} == self._network.expected()
 
 
 def paragraph(text: str) -> list[str]:
@@ -284,7 +305,7 @@ _EVIDENCE: Final = dedent("""\
     from letta.stale_prompt p, jsonb_array_elements(p.evidence) e
     where p.did = '{did}' order by p.rkey;""")
 _SOURCES: Final = dedent("""\
-    select source, state, seq from letta.source;""")
+    select source, state, seq from letta.source where seq is not null;""")
 _RECORDS: Final = dedent("""\
     select collection, count(*) as records,
         count(*) filter (where verified) as verified,
@@ -358,5 +379,21 @@ SCENES: Final = (
         """Her account is deleted, and with it every record and all history. What an account takes back is gone.""",
         lambda network: network.ada.leave(),
         (_LEFT, _RECORDS),
+    ),
+)
+
+SPACE_SCENES: Final = (
+    Scene(
+        "Grace keeps her agent in a permissioned space",
+        """Nothing of a space is on the firehose or in any public method. With an app password the index reads her own
+        repository there, and checks that it is complete. Who may only read what is public sees none of these rows.""",
+        lambda network: network.grace.begin(),
+        (PRIVATE_RECORDS, PRIVATE_PROMPTS),
+    ),
+    Scene(
+        "Her template changes in the space",
+        "What is in a space is evidence for the prompts of that space alone.",
+        lambda network: network.grace.rewrite_template(),
+        (PRIVATE_PROMPTS,),
     ),
 )

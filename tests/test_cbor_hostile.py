@@ -15,6 +15,8 @@ from indexer.errors import Rejected
 from indexer.model import Reason
 from tests.records import CID, LINK, canonical, captured_records, decode_or_refuse, field
 
+NAMES = st.one_of(st.sampled_from(["$link", "$bytes", "a", "aa", "b", "\0"]), st.text(max_size=4))
+
 # What is no record.
 
 UNDECODABLE = {
@@ -139,3 +141,29 @@ def test_each_truncation_of_a_record() -> None:
     assert decode_or_refuse(block) is not None
     for length in range(len(block)):
         assert decode_or_refuse(block[:length]) is None
+
+
+VALUES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(1 << 64), (1 << 64) - 1),
+        st.text(max_size=8),
+        st.binary(max_size=8),
+        st.floats(),
+        st.just(cbor2.CBORTag(42, b"\0" + CID)),
+    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(record=st.dictionaries(NAMES, VALUES, max_size=4), canonically=st.booleans(), cut=st.integers(0, 400))
+def test_the_short_way_says_the_same(record: dict[str, object], canonically: bool, cut: int) -> None:
+    """What the fast decoder takes on comes out as our own reader reads it, whatever the record and however encoded."""
+    block = cbor2.dumps(record, canonical=canonically)
+    for damaged in (block, block[:cut], block[:cut] + b"\0" + block[cut + 1 :]):
+        short = decode_or_refuse(damaged)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("indexer.cbor._plain_record", lambda _: None)
+            assert repr(short) == repr(decode_or_refuse(damaged))

@@ -58,7 +58,7 @@ def test_precedence_is_flag_environment_file_default(tmp_path: Path) -> None:
 def test_every_setting_can_be_given_in_each_place(name: str, tmp_path: Path) -> None:
     """Each field is read from its flag, its variable and its key, and its default is a value it accepts."""
     text = {"source": "file:x", "cursor": "file:x=4", "only": DID, "deny": DID, "database_url": "postgresql://h/d"}
-    text["data_dir"] = "/srv/x"
+    text |= {"data_dir": "/srv/x", "space_password_file": "/srv/y", "space_password": "abcd-efgh-ijkl-mnop"}
     value = text.get(name) or config.default_text(name)
     path = tmp_path / "one.toml"
     path.write_text(f'{name} = "{value}"\n')

@@ -1,4 +1,4 @@
-"""The shape of the package: who may import whom, and who may touch the outside (docs/architecture.md, "Modules and layers")."""
+"""The shape of the package: who may import whom, and who may touch the outside (docs/architecture.md)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ LAYERS = {
     "indexer.cli_database": 6,
     "indexer.cli_repos": 6,
     "indexer.demo": 6,
+    "indexer.demo_spaces": 6,
     "indexer.flags": 6,
     "indexer.tables": 6,
     "indexer.backfill": 5,
@@ -32,6 +33,7 @@ LAYERS = {
     "indexer.intake": 4,
     "indexer.jetstream_intake": 4,
     "indexer.pipeline": 4,
+    "indexer.reading": 4,
     "indexer.repair": 4,
     "indexer.space_follow": 4,
     "indexer.trust": 4,

@@ -12,11 +12,11 @@ from indexer.simulator.service import Service
 
 
 class Directory(Service):
-    """Answers for the DIDs of a network: 404 for unknown ones, 410 for tombstoned ones."""
+    """Answers for the DIDs of its networks: 404 for unknown ones, 410 for tombstoned ones."""
 
-    def __init__(self, network: Network, *, port: int = 0) -> None:
+    def __init__(self, *networks: Network, port: int = 0) -> None:
         super().__init__(port=port)
-        self._network = network
+        self._networks = networks
 
     def routes(self) -> Iterable[web.RouteDef]:
         """What the server answers."""
@@ -40,7 +40,7 @@ class Directory(Service):
 
     def _account(self, request: web.Request) -> Account:
         did = request.match_info["did"]
-        account = self._network.accounts.get(did)
+        account = next((one.accounts[did] for one in self._networks if did in one.accounts), None)
         if account is None:
             raise web.HTTPNotFound(text=f'{{"message": "DID not registered: {did}"}}', content_type="application/json")
         if account.tombstoned:

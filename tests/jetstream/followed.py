@@ -15,6 +15,7 @@ from indexer.sources.base import Status
 from indexer.sources.follow import Follower
 from indexer.sources.jetstream import MAX_FRAME_BYTES, JetstreamSource
 from indexer.trust import Trust
+from tests.daemon_process import PATIENCE
 from tests.indexing import LETTA, Indexing
 
 
@@ -47,9 +48,10 @@ class Following:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds, which is looked at after every item and every change of state."""
-        while not holds():
-            self.changed.clear()
-            await self.changed.wait()
+        async with asyncio.timeout(PATIENCE):
+            while not holds():
+                self.changed.clear()
+                await self.changed.wait()
 
     @property
     def lost(self) -> list[str]:

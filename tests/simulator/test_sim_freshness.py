@@ -247,3 +247,38 @@ def test_any_json_whatsoever_has_a_judgement(records: dict[str, Any], hidden: se
         assert list(judgement.stale_reasons) == sorted(set(judgement.stale_reasons))
         assert judgement.freshness != "fresh" or judgement.agent_known
         assert judgement.agent is None or canonical_reference(judgement.agent) == judgement.agent
+
+
+SPACE, SPACE_2 = (f"at://{OTHER}/space/com.example.space/{key}" for key in ("self", "else"))
+
+
+@pytest.mark.parametrize(
+    ("agent", "at", "outcome"),
+    [
+        (f"{SPACE}/{OWN}/{AGENT}/a", SPACE, STALE_TEMPLATE),
+        (f"{SPACE}/{OWN}/{AGENT}/a".replace(f"at://{OTHER}/space", f"at:space/{OTHER}"), SPACE, STALE_TEMPLATE),
+        (f"{SPACE}/{OWN}/{AGENT}/a", SPACE_2, UNVERIFIED),
+        (f"{SPACE}/{OWN}/{AGENT}/a", "", UNVERIFIED),
+        (THERE, SPACE, FRESH),
+        (THERE, "", FRESH),
+    ],
+)
+def test_an_agent_in_a_space_is_evidence_there_alone(agent: str, at: str, outcome: tuple[str, ...]) -> None:
+    """Prompts of the same space are judged by it, public ones and those of other spaces aren't; a public one counts."""
+    uri = f"{f'{at}/' if at else 'at://'}{OWN}/{PROMPT}/m"
+    records = {uri: prompt(agent), f"{SPACE}/{OWN}/{AGENT}/a": {"system": "new"}, THERE: {"system": "old"}}
+    found = judge(records)[uri]
+    assert (found.freshness, *found.stale_reasons) == outcome
+
+
+def test_siblings_are_of_one_repository() -> None:
+    """The same account's prompt of the same agent in another space, or in public, is no sibling."""
+    places = {
+        name: f"{place}{OWN}/{PROMPT}/" for name, place in (("s", f"{SPACE}/"), ("t", f"{SPACE_2}/"), ("p", "at://"))
+    }
+    records = {
+        f"{place}{key}": prompt(revision=key, at=at) for place in places.values() for key, at in (("m", MORNING),)
+    }
+    records |= {places["s"] + "n": prompt(revision="n", at=NOON)}
+    found = {name: judge(records)[place + "m"] for name, place in places.items()}
+    assert {name: one.stale_reasons for name, one in found.items()} == {"s": ("memory_changed",), "t": (), "p": ()}

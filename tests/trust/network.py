@@ -18,7 +18,7 @@ from aiohttp import web
 from indexer.accounts import Discovery
 from indexer.identity import Resolver
 from indexer.intake import Intake
-from indexer.model import AGENT, COMPILED_PROMPT, CONVERSATION, MESSAGE, Reason
+from indexer.model import COMPILED_PROMPT, Reason
 from indexer.outbound import Outbound
 from indexer.pds import RepoHost
 from indexer.simulator import World, events
@@ -34,6 +34,7 @@ from indexer.simulator.service import Handler
 from indexer.simulator.stream import Stream
 from indexer.sources.base import Chunk, Opened, ReconnectReason
 from indexer.trust import Proof
+from indexer.verification import KNOWN_COLLECTIONS
 from tests.histories import WEIGHTS
 from tests.indexing import MemorySource, Sql, untrue_flags
 from tests.trust.parts import Clock, Proving, kept_of, proving
@@ -222,18 +223,18 @@ class Simulation:
             await self._note()
             while await self.parts.repair.attend():
                 await self._note()
-            if not await self.sql.fetch(OPEN):
+            if not self._discover and not await self.sql.fetch(OPEN):
                 return
             self.clock.turn(hours=1)
         errors = await self.sql.fetch("select did, want_reasons, last_error from letta.repo where want is not null")
         raise AssertionError(f"still open: {errors or await self.sql.fetch(OPEN)}")
 
     async def discover(self) -> None:
-        """Ask the hosts for every account that holds what we follow."""
-        await self.parts.repairs.restart_discovery("test")
+        """Ask the hosts for every account that holds what we follow; again an hour later where one doesn't answer."""
         for pds in (self.pds, self.other):
-            await self.discovery.ask("test", pds.url, (AGENT, CONVERSATION, COMPILED_PROMPT, MESSAGE), tries=1)
-            await self.parts.repairs.restart_discovery("test")
+            await self.parts.repairs.restart_discovery(pds.url)
+            await self.discovery.ask(pds.url, pds.url, KNOWN_COLLECTIONS, tries=1)
+            self._discover |= bool(await self.parts.repairs.open_discoveries(pds.url, ()))
 
     async def _note(self) -> None:
         for row in await self.sql.fetch("select want_reasons, last_error from letta.repo where want is not null"):
