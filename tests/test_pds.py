@@ -125,7 +125,7 @@ async def test_any_other_answer_is_a_failure(calls: RepoHost, host: Host, answer
         ({"active": False, "status": "desynchronized", "rev": REV}, RepoStatus(False, "desynchronized", REV)),
         ({"active": False}, RepoStatus(False, "inactive", None)),
         ({"active": False, "status": 7, "rev": 7}, RepoStatus(False, "inactive", None)),
-        ({"active": False, "status": "x" * 10_000, "rev": "x"}, RepoStatus(False, "x" * 64, None)),
+        ({"active": False, "status": "x" * 10_000, "rev": "x"}, RepoStatus(False, "inactive", None)),
     ],
 )
 async def test_status_of_an_account(calls: RepoHost, host: Host, answer: dict[str, Any], status: RepoStatus) -> None:

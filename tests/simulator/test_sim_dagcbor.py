@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import cbor2
 import libipld
 import pytest
 from hypothesis import given
@@ -23,7 +24,8 @@ def test_another_implementation_reads_what_is_encoded(value: Any) -> None:
     """Every value of the data model survives encoding, and the bytes are the canonical ones."""
     data = encode(value)
     assert libipld.decode_dag_cbor(data) == value
-    assert libipld.encode_dag_cbor(value) == data
+    # Not libipld's encoder: it takes a byte string that looks like a CID for a link.
+    assert cbor2.dumps(value, canonical=True) == data
 
 
 @given(values)

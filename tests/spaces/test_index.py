@@ -6,11 +6,13 @@ import random
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from aiohttp import web
 
 from indexer.outbound import Outbound
 from indexer.pipeline import utc_now
 from indexer.simulator.http_faults import AlterBody, BreakOff, Refuse, RequestFault
 from indexer.simulator.repository import Write
+from indexer.simulator.service import Handler, refused
 from indexer.spaces.session import Secret
 from indexer.store.spaces import Spaces
 from tests.indexing import Sql
@@ -135,6 +137,14 @@ async def test_deleted_and_made_anew_in_one_batch(login: Followed) -> None:
     await is_counted(login)
 
 
+class Lost(RequestFault):
+    """The host says that it has no such repository."""
+
+    async def misbehave(self, request: web.Request, proceed: Handler) -> web.StreamResponse:
+        """The refusal instead of the proper answer."""
+        return refused("RepoNotFound", "Could not find repo for space")
+
+
 async def test_silence_deletes_nothing(login: Followed) -> None:
     """A host that says nothing, whether the space vanished or it has a bad day, takes no row away."""
     start(login)
@@ -147,6 +157,10 @@ async def test_silence_deletes_nothing(login: Followed) -> None:
     login.pds.delete_space(login.space)
     assert await login.round()
     assert await login.rows() == before
+    lost = login.pds.inject(Lost("listRepoOps"))
+    assert await login.round()
+    assert await login.rows() == before
+    login.pds.cure(lost)
     for body in (b'{"ops": []}', b'{"spaces": []}'):
         fault = login.pds.inject(AlterBody("list", lambda _, body=body: body))  # type: ignore[misc]
         await login.round()

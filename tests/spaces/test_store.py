@@ -179,25 +179,27 @@ async def test_history_is_bounded_like_rows(database: str, sql: Sql) -> None:
         assert await sql.fetchval("select value ->> 'content' from letta.compiled_prompt") == "8"
 
 
-async def test_a_delete_locks_the_agents_of_others(database: str, sql: Sql) -> None:
-    """A prompt that goes while a stranger's agent changes leaves its sibling with true flags, whoever is first."""
-    async with opened(database) as one, opened(database) as other:
-        await other.apply(batch_of(change(AGENT, "a", agent("old"), did=STRANGER)), NOW)
-        prompts = [
-            written(COMPILED_PROMPT, key, prompt(THERE, at=f"2026-11-01T1{n}:00:00Z")) for n, key in enumerate("pq")
+async def test_a_delete_waits_for_the_agents_of_others(database: str, sql: Sql) -> None:
+    """A prompt goes only when nobody else is at work on the agent it names: else its siblings' flags could be wrong."""
+    holder = await asyncpg.connect(database)
+    async with opened(database) as store:
+        await store.apply(batch_of(change(AGENT, "a", agent("old"), did=STRANGER)), NOW)
+        rows = [
+            written(COMPILED_PROMPT, key, prompt(THERE, at=f"2026-11-01T1{hour}:00:00Z"))
+            for hour, key in enumerate("pq")
         ]
-        await Spaces(one).move(move(None, 1, *prompts), NOW)
-        assert {row["freshness"] for row in await sql.fetch("select freshness from letta.compiled_prompt")} == {"fresh"}
-        for at in range(2, 8):
-            gone = deletion(COMPILED_PROMPT, "q", space=SPACE, at=at)
-            back = written(COMPILED_PROMPT, "q", prompt(THERE, at="2026-11-01T11:00:00Z"), at=at)
-            turn = at % 2 == 0
-            template = agent("new" if turn else "old")
-            await asyncio.gather(
-                Spaces(one).move(move(at - 1, at, gone if turn else back), NOW),
-                other.apply(batch_of(change(AGENT, "a", template, did=STRANGER, at=at)), NOW),
-            )
-            assert await untrue_flags(sql) == []
+        await Spaces(store).move(move(None, 1, *rows), NOW)
+        async with holder.transaction():
+            await holder.execute("select from letta_store.account where did = $1 for update", STRANGER)
+            gone = deletion(COMPILED_PROMPT, "q", space=SPACE, at=2)
+            moving = asyncio.ensure_future(Spaces(store).move(move(1, 2, gone), NOW))
+            blocked = asyncio.ensure_future(blocked_backend(sql))
+            await asyncio.wait((moving, blocked), return_when=asyncio.FIRST_COMPLETED)
+            assert not moving.done()
+        await asyncio.gather(moving, blocked)
+        assert [row["rkey"] for row in await sql.fetch("select rkey from letta.compiled_prompt")] == ["p"]
+        assert await untrue_flags(sql) == []
+    await holder.close()
 
 
 async def test_evidence_comes_from_where_its_reader_can_look(store: Store, sql: Sql) -> None:

@@ -226,8 +226,8 @@ class Simulation:
             if not self._discover and not await self.sql.fetch(OPEN):
                 return
             self.clock.turn(hours=1)
-        errors = await self.sql.fetch("select did, want_reasons, last_error from letta.repo where want is not null")
-        raise AssertionError(f"still open: {errors or await self.sql.fetch(OPEN)}")
+        errors = await self.sql.fetch(f"select did, want_reasons, last_error from letta.repo where did in ({OPEN})")
+        raise AssertionError(f"still open: {errors}")
 
     async def discover(self) -> None:
         """Ask the hosts for every account that holds what we follow; again an hour later where one doesn't answer."""
