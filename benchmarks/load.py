@@ -12,7 +12,6 @@ import json
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
@@ -206,8 +205,3 @@ def save_keys(path: Path, keys: dict[str, str]) -> Path:
     """Write the accounts' keys for another process."""
     path.write_text(json.dumps(keys))
     return path
-
-
-def now() -> datetime:
-    """The wall clock, aware."""
-    return datetime.now(UTC)

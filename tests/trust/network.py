@@ -136,11 +136,13 @@ class Simulation:
         return did
 
     async def begin(self, steps: int = 40) -> None:
-        """Live for a while, with everything heard and settled."""
+        """Live for a while, with everything heard and settled, and forget what was wanted on the way."""
         self.live(steps)
         self.greet()
         await self.hear()
         await self.settle()
+        self.wanted.clear()
+        self.errors.clear()
 
     async def end(self) -> None:
         """Hear of every account once more, settle, and compare."""
