@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from indexer import __version__, model
-from indexer.model import Reason
+from indexer.model import Reason, WantReason
 
 NAMESPACE: Final = "letta_indexer_"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -44,11 +44,7 @@ RECONNECT_REASONS: Final = (
     *("consumer_too_slow", "future_cursor", "sequence_reset", "error_frame"),
     OTHER,
 )
-WANT_REASONS: Final = (
-    *("unknown_key", "bad_signature", "missing_block", "gap", "pending_full"),
-    *("sync", "too_big", "outdated_cursor", "sequence_reset", "filter_widened", "returned", "first_seen", "backfill"),
-    OTHER,
-)
+WANT_REASONS: Final = (*(reason.value for reason in WantReason), OTHER)
 BATCH_ROWS_BOUNDS: Final = (1.0, 10.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2000.0, 5000.0)
 COMMIT_SECONDS_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 

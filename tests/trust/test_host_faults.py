@@ -15,8 +15,10 @@ from indexer.simulator import events
 from indexer.simulator.alterations import cut_car
 from indexer.simulator.archive import read_car, write_car
 from indexer.simulator.clock import microseconds, tid
+from indexer.simulator.dagcbor import cid_of, decode, encode
 from indexer.simulator.faults import RestoredBackup
 from indexer.simulator.http_faults import AlterBody, BreakOff, Hang, Refuse, RequestFault
+from indexer.simulator.keys import Secp256k1Key
 from indexer.simulator.oracle import PREFIX
 from indexer.simulator.repository import Repository
 from indexer.store.repairs import Repairs
@@ -44,12 +46,21 @@ def _flip(car: bytes) -> bytes:
     return write_car(roots, [commit, (cid, node[:-1] + bytes((node[-1] ^ 1,))), *others])
 
 
+def _resign(car: bytes) -> bytes:
+    """The same repository under a stranger's signature."""
+    _, ((_, block), *others) = read_car(car)
+    unsigned = {name: value for name, value in decode(block)[0].items() if name != "sig"}
+    commit = encode(unsigned | {"sig": Secp256k1Key(b"stranger").sign(encode(unsigned))})
+    return write_car([cid_of(commit)], [(cid_of(commit), commit), *others])
+
+
 FAULTS: dict[str, tuple[Callable[[], RequestFault], str]] = {
     "a CAR cut within a block": (lambda: AlterBody(GET_REPO, _cut_inside, times=2), ""),
     "a CAR cut between blocks": (lambda: AlterBody(GET_REPO, _cut_between, times=2), ""),
     "a flipped bit": (lambda: AlterBody(GET_REPO, _flip, times=2), ""),
     "a connection cut off": (lambda: BreakOff(GET_REPO, times=2), ""),
     "no CAR at all": (lambda: AlterBody(GET_REPO, lambda car: b"<html>", times=2), ""),
+    "a stranger's signature": (lambda: AlterBody(GET_REPO, _resign, times=2), "not signed"),
     "429": (lambda: Refuse(GET_REPO, status=429, retry_after="120", times=2), "429"),
     "503": (lambda: Refuse(GET_REPO, status=503, times=2), "503"),
     "500": (lambda: Refuse(GET_REPO, status=500, times=2), "500"),
@@ -70,6 +81,18 @@ async def test_host_that_fails(database: str, sql: Sql, name: str) -> None:
         assert fault.injected
         assert any(reason in error for error in sim.errors)
         await sim.end()
+
+
+async def test_host_that_gives_another_repository(database: str, sql: Sql) -> None:
+    """A repository that is another account's, however well signed, isn't taken for the one asked for."""
+    async with simulation(database, sql, seed=19) as sim:
+        await sim.begin()
+        did = sim.unseen()
+        other = next(account.repository for account in sim.accounts if account.did != did)
+        sim.pds.inject(AlterBody(GET_REPO, lambda _: other.export(), times=2))
+        await sim.hear()
+        await sim.end()
+        assert any("another account's" in error for error in sim.errors)
 
 
 async def test_host_that_trickles(database: str, sql: Sql) -> None:
