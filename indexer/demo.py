@@ -24,7 +24,6 @@ from indexer.simulator.pds import Pds
 from indexer.simulator.plc import Directory
 from indexer.simulator.repository import Write
 from indexer.store import Store
-from indexer.store.connection import translated
 from indexer.tables import WIDTH, Row, table_lines
 
 SEED: Final = 2026
@@ -175,8 +174,7 @@ def questions_to(store: Store) -> Ask:
 
     async def ask(sql: str) -> Sequence[Row]:
         async with store.connection("read") as connection:
-            with translated():
-                return [dict(row) for row in await connection.fetch(sql)]
+            return [dict(row) for row in await connection.fetch(sql)]
 
     return ask
 

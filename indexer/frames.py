@@ -16,7 +16,6 @@ from indexer.errors import Rejected
 from indexer.model import Account, Commit, Identity, Operation, Reason, Sync
 from indexer.syntax import is_did
 
-KNOWN_TYPES = ("#commit", "#sync", "#identity", "#account", "#info")
 MAX_OPERATIONS = 200  # per commit, by the specification
 ERROR = "error"  # the type given to an error frame (op -1), whose body is {error, message}
 

@@ -16,7 +16,7 @@ from indexer.batch import Batch, Key, key_of
 from indexer.errors import BatchRefused, SchemaError
 from indexer.model import COMPILED_PROMPT, Change, Proof, Reason, Record
 from indexer.store.claims import drop_rows, drop_versions, rows_of
-from indexer.store.connection import fetch, translated
+from indexer.store.connection import fetch
 from indexer.store.context import Applied, Context, Share, did_of
 from indexer.store.rows import LocksMissedError
 from indexer.store.statements import HISTORY_TABLES, RECORD_TABLES, statement
@@ -81,8 +81,7 @@ class Spaces:
     async def states(self, did: str) -> dict[str, SpaceState]:
         """How far this author's repositories have been read, by space."""
         async with self._store.connection("read") as connection:
-            with translated():
-                rows = await fetch(connection, "space_states", [did])
+            rows = await fetch(connection, "space_states", [did])
         return {
             row["space"]: SpaceState(row["space"], row["did"], row["rev"], row["lthash"], row["judgement"])
             for row in rows
@@ -91,17 +90,15 @@ class Spaces:
     async def is_forgotten(self, space: str, did: str) -> bool:
         """Whether a space is not to be indexed again, or nothing of this author."""
         async with self._store.connection("read") as connection:
-            with translated():
-                (row,) = await fetch(connection, "is_forgotten_space", space, did)
+            (row,) = await fetch(connection, "is_forgotten_space", space, did)
         return bool(row["forgotten"])
 
     async def note(self, account: str, space: str, state: str, detail: str | None, now: datetime) -> None:
         """Record what a followed account (``space`` is '') or one of its repositories is doing."""
         async with self._store.connection("read") as connection:
-            with translated():
-                await connection.execute(
-                    statement("put_space_source_state"), account, space, state, detail and detail[:500], now
-                )
+            await connection.execute(
+                statement("put_space_source_state"), account, space, state, detail and detail[:500], now
+            )
 
     async def move(self, move: Move, now: datetime) -> Applied:
         """Write what leads a repository on, with its new state and cursor. Raises StateMovedError.
@@ -158,12 +155,9 @@ class Spaces:
     async def remove(self, space: str, dids: Sequence[str], now: datetime, *, forget: bool = False) -> Applied:
         """Take everything of a space away, of these authors or of all; with ``forget`` it is not indexed again."""
         async with self._store.connection("repair") as connection:
-            with translated():
-                if (
-                    forget
-                ):  # in a transaction of its own, which waits for those that write: what they wrote is seen below
-                    await connection.execute(statement("forget_space"), space)
-                authors = {row["did"] for row in await fetch(connection, "space_authors", space)}
+            if forget:  # in a transaction of its own, which waits for those that write: what they wrote is seen below
+                await connection.execute(statement("forget_space"), space)
+            authors = {row["did"] for row in await fetch(connection, "space_authors", space)}
         chosen = authors & set(dids) if dids else authors
 
         async def before(context: Context) -> None:
@@ -183,11 +177,10 @@ class Spaces:
         self, batch: Batch, dids: set[str], now: datetime, before: Step[None], after: Step[None]
     ) -> Applied:
         async with self._store.connection("repair") as connection:
-            with translated():
-                applied, _ = await transact(
-                    connection, batch, self._store.limits, now, dids=dids, before=before, after=after
-                )
-                return applied
+            applied, _ = await transact(
+                connection, batch, self._store.limits, now, dids=dids, before=before, after=after
+            )
+            return applied
 
 
 class _RehearsedError(Exception):
