@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from itertools import count
-from time import monotonic, time
+from time import time
 from typing import TypeVar
 
 import structlog
@@ -20,6 +20,7 @@ import structlog
 from indexer.config import Settings
 from indexer.embedded import EmbeddedPostgres
 from indexer.errors import DatabaseUnavailable, IndexerError, SettingsError, SourceBroken
+from indexer.gauges import read_gauges
 from indexer.http import HttpServer
 from indexer.intake import Intake
 from indexer.jetstream_intake import JetstreamIntake
@@ -47,8 +48,6 @@ STOPPED = "stopped"  # what ``letta.source`` says of a source that the daemon le
 DATABASE_PAUSE = 1.0  # seconds between tries to reach the database at the start
 PRUNE_INTERVAL = 3600.0  # seconds between looks for states of accounts that hold nothing here
 STATES_KEPT = timedelta(days=7)  # such states, in case events come out of order
-COUNT_INTERVAL = 15.0  # seconds between readings of the gauges
-COUNT_PAUSE = 20  # or as many times as long as the reading took: counting shall take little of the database's time
 
 T = TypeVar("T")
 
@@ -219,7 +218,7 @@ class Daemon:
         """What runs beside the sources, by name."""
         own: list[tuple[str, Job]] = [
             ("writer", self.pipeline.write),
-            ("gauges", self._read_gauges),
+            ("gauges", lambda: read_gauges(self._store, self.metrics, self._measure_wants)),
             ("states", self._keep_states),
             ("prune", self._prune),
         ]
@@ -327,14 +326,9 @@ class Daemon:
                     if written is not None:
                         written[key] = status
 
-    async def _read_gauges(self) -> None:
-        while True:
-            started = monotonic()
-            with suppress(DatabaseUnavailable):
-                self.metrics.set_prompts(*await self._store.counts())
-                if self._verification is not None:
-                    await self._verification.measure()
-            await asyncio.sleep(max(COUNT_INTERVAL, COUNT_PAUSE * (monotonic() - started)))
+    async def _measure_wants(self) -> None:
+        if self._verification is not None:
+            await self._verification.measure()
 
     async def _prune(self) -> None:
         """Every hour, forget what was told of accounts that turned out to hold nothing."""

@@ -29,6 +29,7 @@ LAYERS = {
     "indexer.verification": 5,
     "indexer.accounts": 4,
     "indexer.audit": 4,
+    "indexer.gauges": 4,
     "indexer.http": 4,
     "indexer.intake": 4,
     "indexer.jetstream_intake": 4,
