@@ -25,19 +25,19 @@ LETTA = "xyz.quasigod.lab.letta."
 Item = tuple[bytes, bytes]
 
 
-def records(number: int) -> Iterator[tuple[bytes, bytes]]:
-    """Key and block of each record, in key order: posts and likes, then ours."""
-    for collection, count in (("app.bsky.feed.like", number - OURS), (LETTA + "agent", OURS)):
+def records(number: int, ours: int) -> Iterator[tuple[bytes, bytes]]:
+    """Key and block of each record, in key order: likes, then ours."""
+    for collection, count in (("app.bsky.feed.like", number - ours), (LETTA + "agent", ours)):
         for at in range(count):
             text = hashlib.sha256(f"{collection}{at}".encode()).hexdigest() * 3
             yield f"{collection}/{tid_of(at * 1_000_000)}".encode(), encode_json({"$type": collection, "text": text})
 
 
-def write(file: BinaryIO, number: int) -> None:
-    """Writes the archive: records first, then the tree from below, the commit last."""
+def write(file: BinaryIO, number: int, ours: int = OURS) -> None:
+    """Writes the archive of ``number`` records: these first, then the tree from below, the commit last."""
     items = []
     put(file, b"", header(b""))
-    for key, block in records(number):
+    for key, block in records(number, ours):
         items.append((key, put(file, cid_of(block), block)))
     root = tree(file, items, max(key_depth(key) for key, _ in items))
     commit = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tracemalloc
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexer import snapshot as module
 from indexer.cbor import cid_text
 from indexer.errors import Rejected
 from indexer.keys import signing_key
@@ -198,11 +200,13 @@ def section(cid: bytes, block: bytes) -> bytes:
 GARBAGE: dict[str, bytes] = {
     "a length of zero": b"\0",
     "a length too short for a CID": b"\x05abcde",
+    "a length that ends within its CID": b"\x23" + trees.cid(b"x")[:35] + section(trees.cid(b"y"), b"y"),
     "an unfinished length": b"\x80",
     "a length beyond 63 bits": b"\xff" * 9 + b"\1",
     "an endless length": b"\xff" * 1000,
     "a length with needless bytes": bytes((0x80 | 37, 0)) + trees.cid(b"x") + b"x",
     "a length beyond the file": trees.varint(1 << 40) + trees.value(2) + b"x",
+    "a length of 63 bits": trees.varint((1 << 63) - 1) + trees.value(2) + b"x",
     "a CID of another version": section(b"\x12\x20" + bytes(34), b"x"),
     "a CID of another hash": section(b"\x01\x71\x13\x40" + bytes(32), b"x"),
     "text": b"<html>not an archive</html>" * 10,
@@ -280,11 +284,65 @@ def test_file_is_read_where_it_stands_whole() -> None:
 
 def test_blocks_beyond_a_window_are_found() -> None:
     """Blocks larger and smaller than what is read at once, in any mixture, are all found."""
-    sizes = [1, 1 << 20, 5, (1 << 20) - 50, 3, (1 << 20) - 36, 1, (1 << 21) + 7, 2]
+    window = module._WINDOW
+    sizes = [1, window, 5, window - 50, 3, window - 36, 1, 8 * window + 7, 2]
     blocks = [bytes((number,)) * size for number, size in enumerate(sizes)]
     data = repository(*(section(trees.cid(block), block) for block in blocks))
     snapshot = open_snapshot(io.BytesIO(data))
     assert [snapshot.block(trees.cid(block)) for block in blocks] == blocks
+
+
+@pytest.mark.parametrize("window", [46, 47, 83, 84, 85, 500, 4096])
+def test_windows_may_end_anywhere(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However sections lie across what is read at once, and fall into buckets, the answer is the same."""
+    archives = [archive(CARS[0]), repository(), *(repository(garbage) for garbage in GARBAGE.values())]
+    archives += [archive(CARS[0])[:-1], repository()[:-1]]
+    before = [outcome(data, ("",)) for data in archives]
+    monkeypatch.setattr(module, "_WINDOW", window)
+    monkeypatch.setattr(module, "_BUCKET", window)
+    assert [outcome(data, ("",)) for data in archives] == before
+    assert len([found for found in before if not isinstance(found, Reason)]) == 2
+
+
+def test_lengths_of_every_width() -> None:
+    """A section's length may take one byte or several: each block is found, and so is what follows it."""
+    sizes = [0, 1, 90, 91, 92, 93, 16_346, 16_347, 16_348, 2_097_115, 2_097_116]  # 36 less than where a width ends
+    blocks = [bytes(size) for size in sizes]
+    snapshot = open_snapshot(io.BytesIO(repository(*(section(trees.cid(block), block) for block in blocks))))
+    assert [snapshot.block(trees.cid(block)) for block in blocks] == blocks
+
+
+def test_same_digest_under_another_kind_is_another_block() -> None:
+    """A raw block is not taken for the DAG-CBOR block with the same bytes, nor hides it."""
+    raw = b"\x01\x55" + trees.value(1)[2:]
+    header, sections = parts(repository())
+    assert len(walk(header + section(raw, trees.record(1)) + b"".join(sections))) == 1
+    only = b"".join(part for part in sections if trees.record(1) not in part)
+    assert refused(header + only + section(raw, trees.record(1))) is Reason.MISSING_BLOCK
+
+
+def test_blocks_that_the_index_takes_for_one_another_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index knows a few bits of each CID: what it can't tell apart, the file does."""
+    whole, huge = walk(archive(CARS[0])), section(trees.cid(b"x"), bytes(MAX_BLOCK + 1))
+    header, sections = parts(archive(CARS[0]))
+    monkeypatch.setattr(module, "_MARK", 0)
+    monkeypatch.setattr(module, "_BUCKET", 1 << 30)
+    assert walk(header + huge + b"".join(sections)) == whole != []
+    assert refused(header + huge + b"".join(sections[:-1])) is Reason.MISSING_BLOCK
+
+
+def test_index_of_very_many_blocks_is_small() -> None:
+    """A hostile archive of the smallest blocks takes some 8 bytes of memory a block."""
+    count = 100_000
+    small = b"".join(section(trees.cid(number.to_bytes(3, "big")), b"") for number in range(count))
+    file = io.BytesIO(repository(small))
+    tracemalloc.start()
+    try:
+        open_snapshot(file)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10 * count + 4 * module._WINDOW
 
 
 def changed(data: bytes) -> st.SearchStrategy[bytes]:
