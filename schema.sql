@@ -1,11 +1,12 @@
--- letta-indexer: the whole database, as of schema version 1.
+-- letta-indexer: the whole database, as of schema version 2.
 --
 -- letta        what people query: views and functions, each with a comment. A contract: columns are added, not changed.
 -- letta_store  how it is kept. Free to change; nothing outside the indexer should read it.
 --
 -- Every key starts with did, so that the same tables can be distributed by did (Citus). Typed columns are generated
 -- from value: this file alone says how a collection is typed. Every generated expression is total: any JSON in any
--- field gives a value or NULL, never an error.
+-- field gives a value or NULL, never an error. Only what is said of long texts (digests, lengths) is worked out where
+-- records are decoded, once: indexer/texts.py.
 
 create schema letta;
 create schema letta_store;
@@ -15,9 +16,12 @@ comment on schema letta_store is 'Storage of letta-indexer; not an interface.';
 
 create table letta_store.schema_version (
     version integer primary key,
-    applied_at timestamptz not null default now()
+    applied_at timestamptz not null default now(),
+    compatible_from integer not null
 );
-insert into letta_store.schema_version (version) values (1);
+comment on table letta_store.schema_version is
+    'The newest row counts. compatible_from: programs made for this version of the schema, or a later one, can work with it';
+insert into letta_store.schema_version (version, compatible_from) values (2, 2);
 
 
 -- Functions behind the generated columns: IMMUTABLE, total, bound at creation (no search_path at run time).
@@ -36,15 +40,6 @@ create function letta_store.number_at(value jsonb, field text) returns numeric
     language sql immutable parallel safe
     return case when jsonb_typeof(value -> field) = 'number' then (value ->> field)::numeric end;
 comment on function letta_store.number_at is 'The number in a field, NULL for anything else';
-
--- text to bytea through its own output keeps the database's encoding (UTF-8) and, unlike convert_to, is immutable.
-create function letta_store.sha256_at(value jsonb, digests jsonb, field text) returns text
-    language sql immutable parallel safe
-    return coalesce(
-        digests ->> field,
-        encode(sha256(replace(letta_store.text_at(value, field), '\', '\\')::bytea), 'hex'));
-comment on function letta_store.sha256_at is
-    'Hex SHA-256 of the UTF-8 of a string field; digests has it where jsonb could not hold the string unchanged';
 
 -- The pattern leaves nothing that depends on DateStyle or TimeZone, so the cast is immutable for what gets there. Its
 -- digits are spelled out: in some locales \d takes those of other scripts.
@@ -169,33 +164,6 @@ create function letta_store.rkey_of(uri text) returns text
     language sql immutable parallel safe
     return split_part(uri, '/', -1);
 
--- strpos alone takes time by the product of both lengths, minutes for what a stranger may write. Here the time is bounded
--- by their sum: a head is looked for, and the rest compared where it is found.
-create function letta_store.contains(content text, part text) returns boolean
-    language plpgsql immutable strict parallel safe
-as $$
-declare
-    head constant text := left(part, 128);
-    rest text := content;
-    place integer;
-begin
-    for attempt in 1..16 loop
-        place := strpos(rest, head);
-        if place = 0 then
-            return false;
-        end if;
-        rest := substr(rest, place);
-        if starts_with(rest, part) then
-            return true;
-        end if;
-        rest := substr(rest, 2);
-    end loop;
-    return null;
-end
-$$;
-comment on function letta_store.contains is
-    'Whether part is in content; NULL where its first 128 characters are there over 16 times, the whole not in these places';
-
 create function letta_store.template_hash(raw_system_hash text) returns text
     language sql immutable parallel safe
     return case when octet_length(raw_system_hash) = 64 and raw_system_hash ~ '^[0-9A-Fa-f]+$' then lower(raw_system_hash) end;
@@ -245,6 +213,7 @@ create table letta_store.repo (
     next_attempt_at timestamptz not null default '0001-01-01 00:00+00',
     last_error text,
     first_seen timestamptz not null default now(),
+    wanted_since timestamptz,
     primary key (did, space)
 ) partition by list (space);
 create index repo_want on letta_store.repo (next_attempt_at) where want is not null and space = '';
@@ -328,27 +297,39 @@ create table letta_store.compiled_prompt (
         generated always as (letta_store.template_hash(letta_store.text_at(value, 'rawSystemHash'))) stored,
     memfs_revision text generated always as (letta_store.text_at(value, 'memfsRevision')) stored,
     compiled_at timestamptz generated always as (letta_store.instant(letta_store.text_at(value, 'compiledAt'))) stored,
-    content_bytes integer generated always as (octet_length(letta_store.text_at(value, 'content'))) stored,
-    content_sha256 text generated always as (letta_store.sha256_at(value, digests, 'content')) stored,
-    core_memory_sha256 text generated always as (letta_store.sha256_at(value, digests, 'coreMemory')) stored,
-    core_memory_in_content boolean generated always as (
-        letta_store.contains(letta_store.text_at(value, 'content'), letta_store.text_at(value, 'coreMemory'))) stored,
-    freshness text not null default 'unverified',
-    stale_reasons text[] not null default '{}',
-    stale_since timestamptz,
-    evidence jsonb,
+    content_bytes integer,
+    content_sha256 text,
+    core_memory_sha256 text,
+    core_memory_in_content boolean,
     primary key (did, space, rkey)
 ) partition by list (space);
+comment on table letta_store.compiled_prompt is
+    'content_bytes to core_memory_in_content: said of long texts, once, by whoever decodes them';
 -- One index for both questions: the prompts of an agent anywhere, and the latest of them in one repository.
 create index compiled_prompt_agent on letta_store.compiled_prompt
     (hashtextextended(agent_uri, 0), did, space, compiled_at desc nulls last, rkey desc) where agent_uri is not null;
-create index compiled_prompt_stale on letta_store.compiled_prompt (did, space, rkey) where freshness = 'stale';
+
+-- One row a prompt, apart from it: flags come and go, and a prompt is long.
+create table letta_store.freshness (
+    did text collate "C" not null,
+    space text collate "C" not null default '',
+    rkey text collate "C" not null,
+    freshness text not null,
+    stale_reasons text[] not null,
+    stale_rev text collate "C",
+    evidence jsonb,
+    was text,
+    primary key (did, space, rkey)
+) partition by list (space);
+create index freshness_stale on letta_store.freshness (did, space, rkey) where freshness = 'stale';
+comment on table letta_store.freshness is
+    'What freshness_truth says of each prompt. stale_rev: the earliest rev that contradicts it; was: the freshness before';
 
 create table letta_store.agent (
     like letta_store.other_record including defaults including generated,
     name text generated always as (letta_store.text_at(value, 'name')) stored,
     model text generated always as (letta_store.text_at(value, 'model')) stored,
-    system_sha256 text generated always as (letta_store.sha256_at(value, digests, 'system')) stored,
+    system_sha256 text,
     memfs_revision text generated always as (letta_store.text_at(value, 'memfsRevision')) stored,
     primary_conversation text generated always as (letta_store.text_at(value, 'primaryConversation')) stored,
     created_at timestamptz generated always as (letta_store.instant(letta_store.text_at(value, 'createdAt'))) stored,
@@ -421,7 +402,7 @@ declare
     name text;
 begin
     foreach name in array array['conversation', 'compiled_prompt', 'agent', 'message', 'other_record', 'recompile',
-        'conversation_version', 'repo'] loop
+        'conversation_version', 'freshness', 'repo'] loop
         execute format('create table letta_store.%I partition of letta_store.%I for values in (%L)',
             name || '_public', name, '');
         execute format('create table letta_store.%I partition of letta_store.%I default', name || '_private', name);
@@ -443,6 +424,17 @@ create table letta_store.cursor (
     updated_at timestamptz not null default now()
 );
 comment on table letta_store.cursor is 'How far each source has been committed: rows and cursor in one transaction';
+
+create table letta_store.lease (
+    name text primary key check (name = 'stream'),
+    generation bigint not null default 0 unique,
+    holder text not null default '',
+    session integer not null default 0,
+    valid_until timestamptz not null default '-infinity'
+);
+insert into letta_store.lease (name) values ('stream');
+comment on table letta_store.lease is
+    'Which daemon writes the stream: the one whose generation this is. Unique, since an update of a key waits for every transaction that holds the row. session: the server process of whoever renewed it last; valid_until: by the clock of this server';
 
 create table letta_store.space_source (
     account text collate "C" not null,
@@ -476,55 +468,56 @@ create table letta_store.dead_letter (
 comment on table letta_store.dead_letter is 'Frames and rows set aside, newest kept: bounded by rows, bytes and age';
 
 
--- Freshness. This view is the definition (docs/architecture.md says it in words); the columns in compiled_prompt
--- are kept equal to it by refresh_freshness, called in every transaction that can change the outcome.
+-- Freshness. This view is the definition (docs/architecture.md says it in words); the table freshness is kept equal to it
+-- by the statements refresh_prompts and refresh_pairs, run in every transaction that can change the outcome.
 
 create view letta_store.freshness_truth as
 with fact as (
     select
         p.did, p.space, p.rkey, p.agent_uri, p.memfs_revision, p.template_hash,
-        p.freshness as stored, p.stale_reasons as stored_reasons, p.stale_since as stored_since,
-        p.evidence as stored_evidence,
-        s.uri as sibling_uri, s.cid as sibling_cid, s.rev as sibling_rev, s.rev_time as sibling_rev_time,
+        k.freshness as stored, k.stale_reasons as stored_reasons, k.stale_rev as stored_rev, k.evidence as stored_evidence,
+        s.uri as sibling_uri, s.cid as sibling_cid, s.rev as sibling_rev,
         s.memfs_revision as sibling_memfs_revision, s.template_hash as sibling_template_hash,
-        a.uri as agent_record, a.cid as agent_cid, a.rev as agent_rev, a.rev_time as agent_rev_time,
+        a.uri as agent_record, a.cid as agent_cid, a.rev as agent_rev,
         a.system_sha256, a.memfs_revision as agent_memfs_revision,
-        a.system_sha256 <> p.template_hash as agent_template,
+        coalesce(a.system_sha256 <> p.template_hash, false) as agent_template,
         -- as it was written, whatever jsonb holds
         a.memfs_revision is not null and coalesce(a.digests ->> 'memfsRevision', a.memfs_revision)
             is distinct from coalesce(p.digests ->> 'memfsRevision', p.memfs_revision) as agent_memory,
-        a.system_sha256 is null and s.compiled_at > p.compiled_at
-            and s.template_hash <> p.template_hash as sibling_template,
-        s.compiled_at > p.compiled_at and coalesce(s.digests ->> 'memfsRevision', s.memfs_revision)
-            is distinct from coalesce(p.digests ->> 'memfsRevision', p.memfs_revision) as sibling_memory
+        coalesce(a.system_sha256 is null and s.compiled_at > p.compiled_at
+            and s.template_hash <> p.template_hash, false) as sibling_template,
+        coalesce(s.compiled_at > p.compiled_at and coalesce(s.digests ->> 'memfsRevision', s.memfs_revision)
+            is distinct from coalesce(p.digests ->> 'memfsRevision', p.memfs_revision), false) as sibling_memory
     from letta_store.compiled_prompt p
+    left join letta_store.freshness k on k.did = p.did and k.space = p.space and k.rkey = p.rkey
     -- Both are the same for all prompts of an agent: looked up by index, and by most plans once.
     left join lateral (
-        select s.*, letta_store.rev_time(s.rev) as rev_time from letta_store.compiled_prompt s
+        select s.* from letta_store.compiled_prompt s
         where hashtextextended(s.agent_uri, 0) = hashtextextended(p.agent_uri, 0)
             and s.did = p.did and s.space = p.space and s.agent_uri = p.agent_uri
         order by s.compiled_at desc nulls last, s.rkey desc limit 1) s on true
     left join lateral (
-        select a.*, letta_store.rev_time(a.rev) as rev_time
-        from letta_store.agent a join letta_store.account x on x.did = a.did and not x.hidden
+        select a.* from letta_store.agent a join letta_store.account x on x.did = a.did and not x.hidden
         where a.did = letta_store.did_of(p.agent_uri) and a.space = letta_store.space_of(p.agent_uri)
             and a.rkey = letta_store.rkey_of(p.agent_uri) and a.uri = p.agent_uri
             and (a.space = '' or a.space = p.space)
         limit 1) a on true
-), judged as (
+), judged as (  -- what only stale prompts have is worked out for these alone
     select
-        f.did, f.space, f.rkey, f.agent_uri, f.stored, f.stored_reasons, f.stored_since, f.stored_evidence,
+        f.did, f.space, f.rkey, f.agent_uri, f.stored, f.stored_reasons, f.stored_rev, f.stored_evidence,
         case
             when agent_template or sibling_template or agent_memory or sibling_memory then 'stale'
             when f.system_sha256 = f.template_hash then 'fresh'
             else 'unverified'
         end as freshness,
-        array_remove(array[
-            case when agent_memory or sibling_memory then 'memory_changed' end,
-            case when agent_template or sibling_template then 'template_changed' end], null) as stale_reasons,
+        case when agent_template or sibling_template or agent_memory or sibling_memory then
+            array_remove(array[
+                case when agent_memory or sibling_memory then 'memory_changed' end,
+                case when agent_template or sibling_template then 'template_changed' end], null)
+        else '{}' end as stale_reasons,
         least(
-            case when agent_template or agent_memory then f.agent_rev_time end,
-            case when sibling_template or sibling_memory then f.sibling_rev_time end) as stale_since,
+            case when agent_template or agent_memory then f.agent_rev end,
+            case when sibling_template or sibling_memory then f.sibling_rev end) as stale_rev,
         case when agent_template or sibling_template or agent_memory or sibling_memory then
             to_jsonb(array_remove(array[
                 case when agent_template then jsonb_build_object(
@@ -545,50 +538,13 @@ with fact as (
     from fact f
 )
 select
-    did, space, rkey, agent_uri, freshness, stale_reasons, stale_since, evidence, stored,
-    (stored, stored_reasons, stored_since, stored_evidence)
-        is distinct from (freshness, stale_reasons, stale_since, evidence) as differs
+    did, space, rkey, agent_uri, freshness, stale_reasons, stale_rev, letta_store.rev_time(stale_rev) as stale_since,
+    evidence, stored, stored_reasons,
+    stored is distinct from freshness or stored_reasons is distinct from stale_reasons
+        or stored_rev is distinct from stale_rev or stored_evidence is distinct from evidence as differs
 from judged;
 comment on view letta_store.freshness_truth is
-    'What freshness, stale_reasons, stale_since and evidence of every prompt have to be, from the records alone; differs: whether something else is stored';
-
-create function letta_store.refresh_freshness(dids text[], spaces text[], agents text[],
-    key_dids text[], key_spaces text[], rkeys text[])
-returns table (did text, space text, rkey text, uri text, cid text, agent text, was text, freshness text,
-    stale_reasons text[])
-language sql
-set enable_sort = off  -- the latest prompt is the first in an index; by the planner's estimates there is just one to sort
-begin atomic
-    with pair as (
-        select distinct p.did, p.space, p.agent_uri
-        from unnest(dids, spaces, agents) as p (did, space, agent_uri)
-    ), key as (
-        select distinct k.did, k.space, k.rkey from unnest(key_dids, key_spaces, rkeys) as k (did, space, rkey)
-    ), changed as (
-        select t.*
-        from pair
-        cross join lateral (
-            select * from letta_store.freshness_truth f
-            where f.did = pair.did and f.space = pair.space and f.agent_uri = pair.agent_uri
-                and hashtextextended(f.agent_uri, 0) = hashtextextended(pair.agent_uri, 0)
-                and f.differs
-            offset 0) t
-        union all
-        select t.*
-        from key
-        cross join lateral (
-            select * from letta_store.freshness_truth f
-            where f.did = key.did and f.space = key.space and f.rkey = key.rkey and f.differs
-            offset 0) t
-    )
-    update letta_store.compiled_prompt p
-    set freshness = c.freshness, stale_reasons = c.stale_reasons, stale_since = c.stale_since, evidence = c.evidence
-    from changed c
-    where p.did = c.did and p.space = c.space and p.rkey = c.rkey
-    returning p.did, p.space, p.rkey, p.uri, p.cid, p.agent, c.stored, p.freshness, p.stale_reasons;
-end;
-comment on function letta_store.refresh_freshness is
-    'Brings the stored flags of the prompts of these (did, space, agent URI), and of these (did, space, rkey), in line with freshness_truth; returns the changed';
+    'What freshness, stale_reasons, stale_since and evidence of every prompt have to be, from the records alone; differs: whether something else is stored in letta_store.freshness';
 
 
 -- What people query. Every view runs with its reader's rights; accounts that are hidden (deactivated, suspended, taken
@@ -674,8 +630,9 @@ select
         select h.cid, lag(h.cid) over (order by h.rev, h.ordinal, h.cid) as previous from letta_store.recompile h
         where h.did = r.did and h.space = r.space and h.rkey = r.rkey) c
      where c.cid <> c.previous) as recompiles,
-    r.freshness, r.stale_reasons, r.stale_since, r.evidence
+    k.freshness, k.stale_reasons, letta_store.rev_time(k.stale_rev) as stale_since, k.evidence
 from letta_store.compiled_prompt r join letta_store.account x on x.did = r.did
+join letta_store.freshness k on k.did = r.did and k.space = r.space and k.rkey = r.rkey
 where not x.hidden;
 comment on view letta.compiled_prompt is
     'Every compiled prompt with its freshness: fresh, stale (with reasons and evidence) or unverified (nothing to compare with)';
@@ -799,7 +756,8 @@ comment on view letta.integrity_issue is
 create view letta.repo with (security_invoker = true) as
 select
     r.did, r.space, x.handle, x.active, x.status, x.hidden, r.rev, r.snapshot_rev, r.records, r.bytes,
-    r.want, r.want_reasons, r.wanted_rev, r.attempts, r.next_attempt_at, r.last_error, r.first_seen, r.judgement
+    r.want, r.want_reasons, r.wanted_rev, r.attempts, r.next_attempt_at, r.last_error, r.first_seen, r.judgement,
+    case when r.want is not null then r.wanted_since end as wanted_since
 from letta_store.repo r join letta_store.account x on x.did = r.did;
 comment on view letta.repo is 'Every tracked repository: its account''s status, how much of it is kept, what is wanted of it and why, its last error';
 
@@ -842,7 +800,7 @@ declare
     statement text;
 begin
     foreach name in array array['conversation', 'compiled_prompt', 'agent', 'message', 'other_record', 'recompile',
-        'conversation_version', 'repo'] loop
+        'conversation_version', 'freshness', 'repo'] loop
         execute format('alter table letta_store.%I enable row level security', name);
         execute format('create policy public_records on letta_store.%I for select to letta_reader using (space = %L)', name, '');
     end loop;
@@ -860,7 +818,7 @@ begin
         where relnamespace = 'letta_store'::regnamespace and relkind in ('r', 'p') and attnum > 0 and not attisdropped
             and attname not in ('block', 'digests', 'frame', 'lthash')
             and relname in ('conversation', 'compiled_prompt', 'agent', 'message', 'other_record', 'recompile',
-                'conversation_version', 'repo', 'cursor', 'space_source', 'dead_letter')
+                'conversation_version', 'freshness', 'repo', 'cursor', 'space_source', 'dead_letter')
         group by relname
     loop
         execute statement;
@@ -882,7 +840,7 @@ declare
     name text;
 begin
     foreach name in array array['conversation', 'compiled_prompt', 'agent', 'message', 'other_record', 'recompile',
-        'conversation_version', 'repo', 'space_source'] loop
+        'conversation_version', 'freshness', 'repo', 'space_source'] loop
         execute format('drop policy if exists %I on letta_store.%I',
             letta_store.space_policy(coalesce(canonical, space), reader), name);
     end loop;
@@ -907,7 +865,7 @@ begin
     perform letta.revoke_space(canonical, reader);
     execute format('grant letta_reader to %I', reader);
     foreach name in array array['conversation', 'compiled_prompt', 'agent', 'message', 'other_record', 'recompile',
-        'conversation_version', 'repo', 'space_source'] loop
+        'conversation_version', 'freshness', 'repo', 'space_source'] loop
         execute format('create policy %I on letta_store.%I for select to %I using (space = %L)',
             letta_store.space_policy(canonical, reader), name, reader, canonical);
     end loop;

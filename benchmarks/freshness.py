@@ -49,15 +49,17 @@ ACCOUNTS = """
 insert into letta_store.account (did) select distinct did from letta_store.compiled_prompt
 """
 AGENTS = """
-insert into letta_store.agent (did, collection, rkey, cid, rev, value, size, valid, proof)
-select did, $1, 'a', 'bafyagent', '3kaaaaaaaaaaa', '{"system": "template", "name": "bench"}', 60, null, 'repo'
+insert into letta_store.agent (did, collection, rkey, cid, rev, value, size, valid, proof, system_sha256)
+select did, $1, 'a', 'bafyagent', '3kaaaaaaaaaaa', '{"system": "template", "name": "bench"}', 60, null, 'repo', $2
 from letta_store.account
 """
 REPOS = "insert into letta_store.repo (did, rev) select did, '3kaaaaaaaaaaa' from letta_store.account"
 REFRESH = """
-select count(*) from letta_store.refresh_freshness(
-    (select array_agg(did) from letta_store.account), (select array_agg(''::text) from letta_store.account),
-    (select array_agg('at://' || did || '/xyz.quasigod.lab.letta.agent/a') from letta_store.account), '{}', '{}', '{}')
+insert into letta_store.freshness as kept (did, space, rkey, freshness, stale_reasons, stale_rev, evidence)
+select did, space, rkey, freshness, stale_reasons, stale_rev, evidence from letta_store.freshness_truth where differs
+on conflict (did, space, rkey) do update set
+    freshness = excluded.freshness, stale_reasons = excluded.stale_reasons, stale_rev = excluded.stale_rev,
+    evidence = excluded.evidence, was = kept.freshness
 """
 
 
@@ -66,15 +68,15 @@ async def fill(sql: Sql, count: int, of_account: int) -> None:
     template = hashlib.sha256(b"template").hexdigest()
     await sql.execute(FILL, count, COMPILED_PROMPT, AGENT, template, TIME, of_account)
     await sql.execute(ACCOUNTS)
-    await sql.execute(AGENTS, AGENT)
+    await sql.execute(AGENTS, AGENT, template)
     await sql.execute(REPOS)
     await sql.execute("vacuum analyze")
 
 
-async def timed(sql: Sql, query: str) -> float:
-    """Seconds that a query takes."""
+async def set_anew(sql: Sql) -> float:
+    """Seconds that it takes to work out all flags and store those that differ from what is there."""
     started = time.monotonic()
-    await sql.fetch(query)
+    await sql.execute(REFRESH)
     return time.monotonic() - started
 
 
@@ -137,11 +139,11 @@ async def measure(table: Table, server: Server, rounds: int, scale: float) -> No
             filled[count] = await opened(stack, server, int(count * scale), PROMPTS_OF_AGENT)
         crowded = await opened(stack, server, int(100_000 * scale), int(100_000 * scale))
         least, largest = COUNTS[0], COUNTS[-1]
-        written = await timed(filled[largest][1], REFRESH)
+        written = await set_anew(filled[largest][1])
         for _, sql in (*(filled[count] for count in COUNTS[:-1]), crowded):
-            await sql.fetch(REFRESH)
+            await set_anew(sql)
+        for _, sql in (*filled.values(), crowded):
             await sql.execute("vacuum analyze")
-        await filled[largest][1].execute("vacuum analyze")
         took: dict[int, list[float]] = {count: [] for count in (*COUNTS, 0)}
         for _ in range(rounds):
             for count, (url, sql) in (*filled.items(), (0, crowded)):

@@ -12,7 +12,7 @@ from typing import Any
 
 LIMIT = 300.0  # seconds that one reader may take
 
-SDK_MISSING = "SDK not installed (pip install atproto)"
+SDK_MISSING = "SDK not installed (pip install '.[bench]')"
 
 
 def has_sdk() -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from indexer.cbor import cid_of, cid_text, encode_json
+from indexer.changes import read_record
 from indexer.errors import IdentityError, Rejected
 from indexer.identity import Resolver
 from indexer.keys import PublicKey
@@ -27,7 +28,7 @@ CATCHING_UP = 1.0  # seconds that an index may be behind a host before that is a
 class Difference:
     """One thing that isn't as it should be; ``did`` is the repository to fetch anew, '' where none would help."""
 
-    kind: str  # hash, flags, missing, extra, changed, unreachable
+    kind: str  # hash, texts, flags, missing, extra, changed, unreachable
     subject: str  # a record's URI, or a DID
     detail: str
     did: str = ""
@@ -38,6 +39,8 @@ async def audit_index(audits: Audits) -> AsyncIterator[Difference]:
     async for row in audits.rows():
         if not rehashes(row):
             yield Difference("hash", row.uri, f"the row does not hash to {row.cid}", _did_in(row.uri))
+        elif not describes(row):
+            yield Difference("texts", row.uri, "lengths or digests are not those of its texts", _did_in(row.uri))
     for flags in await audits.untrue_flags():
         uri = str(flags["uri"])
         yield Difference("flags", uri, f"stored {flags['stored']}, computed {flags['computed']}")
@@ -46,10 +49,21 @@ async def audit_index(audits: Audits) -> AsyncIterator[Difference]:
 def rehashes(row: StoredRow) -> bool:
     """Whether a row's block, or its value encoded again, hashes to its CID."""
     try:
-        block = row.block if row.block is not None else encode_json(json.loads(row.value))
+        return cid_text(cid_of(_block_of(row))) == row.cid
     except ValueError:
         return False
-    return cid_text(cid_of(block)) == row.cid
+
+
+def describes(row: StoredRow) -> bool:
+    """Whether what is said of the long texts of a row that rehashes is so."""
+    collection, rkey = row.uri.split("/")[-2:]
+    record, _ = read_record(collection, rkey, _block_of(row))
+    return all(record.facts.get(name) == said for name, said in row.facts.items())
+
+
+def _block_of(row: StoredRow) -> bytes:
+    """The record as it was written. Raises ValueError where its value is none."""
+    return row.block if row.block is not None else encode_json(json.loads(row.value))
 
 
 def _did_in(uri: str) -> str:

@@ -20,6 +20,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
+import orjson
 from libipld import decode_dag_cbor, encode_dag_cbor, encode_multibase
 
 from indexer.errors import Rejected
@@ -356,7 +357,10 @@ def to_json_text(data: Json) -> str:
 
     What :func:`decode_record` gives holds no U+0000, lone surrogate, NaN or infinity, so jsonb takes the text.
     """
-    return _json_text(data)
+    try:
+        return orjson.dumps(data).decode()
+    except TypeError:  # an integer beyond 64 bits, which only an illegal record has
+        return _json_text(data)
 
 
 def cid_of(block: bytes, codec: int = 0x71) -> bytes:

@@ -37,6 +37,7 @@ DEMO_PAUSE = 2.0  # seconds to read each scene on a terminal
 DATABASE_SETTINGS = ("database_url", "data_dir", "log_level", "log_format")
 
 T = TypeVar("T")
+DumpFile = Annotated[Path, typer.Argument(help="The file of the backup")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables")]
 
 app = typer.Typer(
@@ -46,17 +47,24 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-database = typer.Typer(help="The database: create it, open it, find it.", no_args_is_help=True)
+database = typer.Typer(help="The database: create it, open it, migrate it, back it up.", no_args_is_help=True)
 app.add_typer(database, name="db")
 
 
 def main() -> None:
-    """Run the command line and exit with its code; errors of ours are one sentence on standard error."""
+    """Run the command line and exit with its code; errors of ours are one sentence on standard error.
+
+    Of a fault nobody foresaw the place is shown, and its message only where that can't quote a record or a secret.
+    """
+    logs.report_faults(sys.stderr)
     try:
         app()
     except IndexerError as error:
         sys.stderr.write(f"letta-indexer: {error}\n")
         sys.exit(exit_code(error))
+    except Exception as error:
+        sys.stderr.write(logs.render_exception(error) + "\n")
+        sys.exit(FOUND)
 
 
 def exit_code(error: IndexerError) -> int:
@@ -253,6 +261,33 @@ def initialize(settings: Settings) -> None:
     """Create the schema, also beside other tables. Does nothing where it is there."""
     _configure(settings)
     say("schema created" if run_async(cli_database.initialize(settings)) else "the schema is there already")
+
+
+@database.command()
+@with_settings(*DATABASE_SETTINGS)
+def migrate(settings: Settings) -> None:
+    """Lead the schema of an older release to this one's; `run` does it by itself on an embedded database."""
+    _configure(settings)
+    versions = run_async(cli_database.migrate(settings))
+    say(f"migrated to schema version {versions[-1]}" if versions else "the schema is this release's already")
+
+
+@database.command()
+@with_settings(*DATABASE_SETTINGS)
+def dump(settings: Settings, file: DumpFile) -> None:
+    """Write a backup of the whole index to a new file, while `run` works or not."""
+    _configure(settings)
+    run_async(cli_database.dump(settings, file))
+    say(f"dumped to {file}")
+
+
+@database.command()
+@with_settings(*DATABASE_SETTINGS)
+def restore(settings: Settings, file: DumpFile) -> None:
+    """Bring a backup back, into an empty database; `run` goes on from where it was. Restore only what you trust."""
+    _configure(settings)
+    run_async(cli_database.restore(settings, file))
+    say(f"restored from {file}")
 
 
 @database.command()

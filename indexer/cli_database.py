@@ -1,4 +1,6 @@
-"""What the commands about the database do: ``db init``, ``db url`` and ``db psql``."""
+"""What the commands of ``db`` do. PostgreSQL's own programs learn where the database is from their environment alone,
+which other users of the machine don't see, and neither does a list of processes.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +8,107 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from typing import BinaryIO
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from indexer.config import Settings
 from indexer.daemon import opened_store
-from indexer.embedded import EmbeddedPostgres, binaries
+from indexer.embedded import EmbeddedPostgres, binaries, client_program
+from indexer.errors import SchemaError, SettingsError
+from indexer.store.backups import SCHEMAS, Backups
+from indexer.store.migrations import migrate as migrate_schema
+
+# Names of a URL's parameters that libpq knows by another name in the environment.
+_VARIABLES = {"application_name": "APPNAME", "dbname": "DATABASE", "target_session_attrs": "TARGETSESSIONATTRS"}
 
 
 async def initialize(settings: Settings) -> bool:
     """Create the schema, also beside other tables; False where it is there."""
     async with opened_store(settings) as store:
         return await store.initialize()
+
+
+async def migrate(settings: Settings) -> list[int]:
+    """Lead an older schema to this program's version; the versions it went through."""
+    async with opened_store(settings) as store, store.unchecked_connection() as connection:
+        return await migrate_schema(connection)
+
+
+async def dump(settings: Settings, file: Path) -> None:
+    """Write a dump to a new file that nobody else may read: whole, or none. Raises SettingsError, SchemaError."""
+    with _made_whole(file) as output:
+        async with _running_database(settings) as dsn:
+            program = client_program("pg_dump", await Backups(dsn).begin_dump())
+            schemas = [f"--schema={schema}" for schema in SCHEMAS]
+            await _run(program, "--format=custom", "--no-password", *schemas, dsn=dsn, output=output)
+
+
+@contextmanager
+def _made_whole(file: Path) -> Iterator[BinaryIO]:
+    """A new file to write, that has its name once it is whole and on disk, and is gone if that fails."""
+    if file.exists():
+        raise SettingsError(f"{file} exists already: name a new file")
+    part = file.with_name(f"{file.name}.part")
+    try:
+        output = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+    except OSError as error:
+        raise SettingsError(f"{file} cannot be written: {error.strerror}") from None
+    try:
+        with output:
+            yield output
+            os.fsync(output.fileno())
+        part.rename(file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+async def restore(settings: Settings, file: Path) -> None:
+    """Bring a dump back, in one transaction, into an empty database. Raises SettingsError, SchemaError."""
+    source = _opened(file)
+    with source:
+        async with _running_database(settings) as dsn:
+            backups = Backups(dsn)
+            program = client_program("pg_restore", await backups.begin_restore())
+            options = ("--single-transaction", "--exit-on-error", "--no-owner", "--no-password", "--dbname=")
+            await _run(program, *options, dsn=dsn, source=source)
+            await backups.end_restore()
+
+
+def _opened(file: Path) -> BinaryIO:
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise SettingsError(f"{file} cannot be read: {error.strerror}") from None
+
+
+async def _run(
+    program: Path, *arguments: str, dsn: str, source: BinaryIO | None = None, output: BinaryIO | None = None
+) -> None:
+    """Run one of PostgreSQL's programs to its end. Raises SchemaError with the first thing it complains of.
+
+    That is a sentence about an object; what may follow it (statements, data) is left out.
+    """
+    process = await asyncio.create_subprocess_exec(
+        program,
+        *arguments,
+        env={**os.environ, **connection_variables(dsn)},
+        stdin=source or DEVNULL,
+        stdout=output or DEVNULL,
+        stderr=PIPE,
+    )
+    try:
+        _, errors = await process.communicate()
+    except asyncio.CancelledError:
+        process.terminate()
+        await process.wait()
+        raise
+    if process.returncode != 0:
+        complaints = [line for line in errors.decode(errors="replace").splitlines() if "error:" in line]
+        raise SchemaError(complaints[0] if complaints else f"{program.name} ended with {process.returncode}")
 
 
 async def url_of(settings: Settings) -> str:
@@ -61,4 +151,4 @@ def connection_variables(dsn: str) -> dict[str, str]:
         "database": unquote(parts.path.lstrip("/")),
         **dict(parse_qsl(parts.query)),
     }
-    return {f"PG{name.upper()}": value for name, value in found.items() if value}
+    return {f"PG{_VARIABLES.get(name, name.upper())}": value for name, value in found.items() if value}

@@ -133,7 +133,18 @@ class Settings(BaseModel):
         False, "", "Also connect to loopback and private addresses: for tests and private networks only"
     )
     listen: Annotated[Listen, BeforeValidator(parse_listen)] = _setting(
-        "127.0.0.1:9464", "HOST:PORT", "Where /metrics, /healthz and /readyz are served; port 0 takes any, printed"
+        "127.0.0.1:9464",
+        "HOST:PORT",
+        "Where /metrics, /healthz, /readyz and the page at / are served; port 0 takes any, printed",
+    )
+    page_token_file: Path | None = _setting(
+        None,
+        "FILE",
+        "What the page asks for as password, of 16 characters at least. Without it there is a page only where --listen "
+        "is on loopback",
+    )
+    page_token: SecretStr | None = Field(
+        None, description="The page's token itself; never a flag", json_schema_extra={"metavar": "", "flag": False}
     )
     max_lag: Duration = _setting("120", "TIME", "A source whose last event is older than this is not ready")
     quota_rows: Count = _setting(100_000, "N", "The most rows kept for one account, history and tombstones included")
@@ -179,6 +190,11 @@ def has_flag(name: str) -> bool:
     """Return whether the field ``name`` may be given as a flag: a secret may not."""
     extra = Settings.model_fields[name].json_schema_extra
     return not isinstance(extra, dict) or extra.get("flag") is not False
+
+
+def is_secret(name: str) -> bool:
+    """Return whether the field ``name`` holds a secret: its value is never quoted, logged or shown."""
+    return SecretStr.__name__ in repr(Settings.model_fields[name].annotation)
 
 
 def variable_name(name: str) -> str:
@@ -285,12 +301,7 @@ def _explain(problem: Any, given: Mapping[str, _Given]) -> str:
     expected = problem["msg"].removeprefix("Value error, ")
     expected = expected.replace("Input should be g", "expected a number g").replace("Input should be", "expected")
     shown = str(problem["input"])
-    if (
-        name in ("database_url", "space_password")
-        or "@" in shown
-        or len(shown) > 200
-        or not expected.startswith("expected")
-    ):
+    if is_secret(name) or "@" in shown or len(shown) > 200 or not expected.startswith("expected"):
         return f"{origin}: {expected}"
     return f"{origin}: {expected}, not {shown!r}"
 

@@ -21,6 +21,10 @@ _SIZE_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**1
 _SIZE_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _TIME_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _QUANTITY = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?) *([A-Za-z]*)", re.ASCII)
+_HOST_AND_PORT = r"(?:\[[0-9A-Fa-f:.]+\]|[^:/?#@,\[\]]*)(?::[0-9]{0,5})?"
+_DATABASE = re.compile(  # one host or several, as of libpq; an @ or / of a password has to be escaped
+    rf"(?i:postgres|postgresql)://(?:[^/?#@]*@)?{_HOST_AND_PORT}(?:,{_HOST_AND_PORT})*(?:/[^?#@]*)?(?:\?[^#@]*)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +137,11 @@ def check_http(url: str) -> str:
 
 
 def check_database(url: str) -> str:
-    """Return a PostgreSQL URL; ValueError otherwise."""
-    if urlsplit(url).scheme not in ("postgresql", "postgres"):
-        raise ValueError("expected postgresql://USER:PASSWORD@HOST/DATABASE")
+    """Return a PostgreSQL URL; ValueError otherwise, also where an unescaped password makes another of it."""
+    if _DATABASE.fullmatch(url) is None:
+        raise ValueError(
+            "expected postgresql://USER:PASSWORD@HOST/DATABASE, with %2F for / and the like in the password"
+        )
     return url
 
 

@@ -7,47 +7,47 @@ was read. Only here are tasks started and signals handled.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import count
-from time import time
+from socket import gethostname
+from time import monotonic, time
 from typing import TypeVar
 
 import structlog
 
 from indexer.config import Settings
 from indexer.embedded import EmbeddedPostgres
-from indexer.errors import DatabaseUnavailable, IndexerError, SettingsError, SourceBroken
+from indexer.errors import DatabaseUnavailable, EmbeddedError, IndexerError, SettingsError, WriterElsewhere
 from indexer.gauges import read_gauges
 from indexer.http import HttpServer
-from indexer.intake import Intake
-from indexer.jetstream_intake import JetstreamIntake
+from indexer.lease import LOOK, Tenure
 from indexer.metrics import Metrics
 from indexer.outbound import fetched_once
+from indexer.page import page_routes
 from indexer.pipeline import Pipeline, utc_now
 from indexer.route import Router
 from indexer.sources.address import FileAddress, JetstreamAddress, parse_source_url
-from indexer.sources.base import Chunk, Source, State, Status
+from indexer.sources.base import Source
 from indexer.sources.file import FileSource
 from indexer.sources.firehose import FirehoseSource
-from indexer.sources.follow import Follower
 from indexer.sources.jetstream import JetstreamSource
-from indexer.space_accounts import opened_spaces
-from indexer.space_follow import SpaceFollower
 from indexer.store import Limits, Store
-from indexer.syntax import CollectionFilter, parse_instant
-from indexer.trust import Trust, Word
+from indexer.store.lease import Lease, LeaseLostError, Leases
+from indexer.store.pages import Pages
+from indexer.syntax import CollectionFilter
+from indexer.term import ONCE_ATTEMPTS, Term
 from indexer.verification import Job, Verification, opened_verification
 
-ONCE_ATTEMPTS = 3  # connections tried under --once before a source counts as failed
-ONCE_SILENCE = 3.0  # seconds without a frame after which a source counts as caught up under --once
+ONCE_TRIES = 10  # at a transaction under --once, in some 20 s
+ONCE_PATIENCE = 6.0  # seconds to wait under --once for the lease: enough for that of a daemon that is dead
 STOP_SECONDS = 8.0  # to commit what was read, at the end
-STOPPED = "stopped"  # what ``letta.source`` says of a source that the daemon left in good order
+RELEASE_SECONDS = 1.0  # to give the lease back after that
 DATABASE_PAUSE = 1.0  # seconds between tries to reach the database at the start
-PRUNE_INTERVAL = 3600.0  # seconds between looks for states of accounts that hold nothing here
-STATES_KEPT = timedelta(days=7)  # such states, in case events come out of order
 
 T = TypeVar("T")
 
@@ -82,8 +82,14 @@ async def opened_store(settings: Settings) -> AsyncIterator[Store]:
             embedded = EmbeddedPostgres(settings.data_dir)
             stack.push_async_callback(embedded.stop)
             await embedded.start()
-            dsn = embedded.ensure_running
-        store = Store(dsn, limits=limits_of(settings))
+
+            async def dsn() -> str:
+                try:
+                    return await embedded.ensure_running()
+                except EmbeddedError as error:  # it ran before, and will again once there is room on its disk, say
+                    raise DatabaseUnavailable(str(error)) from error
+
+        store = Store(dsn, limits=limits_of(settings), migrates=settings.database_url is None)
         stack.push_async_callback(store.close)
         yield store
 
@@ -98,6 +104,7 @@ def build_pipeline(settings: Settings, store: Store, metrics: Metrics) -> Pipeli
         batch_rows=settings.batch_rows,
         batch_bytes=settings.batch_bytes,
         batch_age=settings.batch_age,
+        tries=ONCE_TRIES if settings.once else None,
     )
 
 
@@ -111,13 +118,11 @@ async def open_source(text: str, settings: Settings) -> Source:
     return FirehoseSource(address, idle_timeout=settings.idle_timeout)
 
 
-def _intake(pipeline: Pipeline, source: Source, trust: Trust, position: int | None) -> Intake:
-    kind = JetstreamIntake if isinstance(source, JetstreamSource) else Intake
-    return kind(pipeline, source, trust, position)
-
-
 class Daemon:
-    """One run: follow the sources into the store until stopped, or until caught up (``once``)."""
+    """One run: follow the sources into the store until stopped, or until caught up (``once``).
+
+    Of the daemons on one database one is the writer, the others stand by and help it repair.
+    """
 
     def __init__(self, settings: Settings, store: Store, *, announce: Callable[[str], None]) -> None:
         self._settings = settings
@@ -125,10 +130,9 @@ class Daemon:
         self._announce = announce
         self.metrics = Metrics(clock=time)
         self.pipeline = build_pipeline(settings, store, self.metrics)
-        self._states: dict[str, Status] = {}
-        self._live: set[str] = set()
-        self._space_states: dict[str, str] = {}  # by account; '' is live
-        self._followers: dict[str, SpaceFollower] = {}
+        leases = Leases(partial(store.connection, "lease"), f"{gethostname()}:{os.getpid()}")
+        self._tenure = Tenure(leases, self.metrics)
+        self._term: Term | None = None  # while this is the writer
         self._database: str | None = "the database has not been reached yet"
         self._started: datetime = utc_now()
         self._stop = asyncio.Event()
@@ -140,12 +144,19 @@ class Daemon:
         self._stop.set()
 
     async def run(self) -> None:
-        """Run to the end. Raises SchemaError or SettingsError; what was read is committed before it returns."""
+        """Run to the end; what was read is committed before it returns.
+
+        Raises SchemaError or SettingsError; under ``once`` also WriterElsewhere, and DatabaseUnavailable.
+        """
         _on_signals(self.stop)
-        http = HttpServer(self._settings.listen, self.metrics, readiness=self.readiness)
+        settings = self._settings
+        routes = page_routes(
+            Pages(self._store), settings.listen, settings.page_token, settings.page_token_file, self.readiness
+        )
+        http = HttpServer(settings.listen, self.metrics, readiness=self.readiness, routes=routes, role=self.role)
         await http.start()
         try:
-            self._announce(f"serving {http.url}/metrics, /healthz and /readyz")
+            self._announce(f"serving {http.url}/metrics, /healthz and /readyz" + (", the page at /" if routes else ""))
             await self._work()
         finally:
             await http.stop()
@@ -162,82 +173,99 @@ class Daemon:
         except ExceptionGroup as errors:
             raise _first_cause(errors) from None
         _log.info("stopping")
-        try:
-            async with asyncio.timeout(STOP_SECONDS):
-                await self.pipeline.flush()
-                await self._record_states(ended=True)
-                for follower in self._followers.values():
-                    await follower.rest(STOPPED)
-        except TimeoutError:
-            _log.warning("the database did not take what was read last in time: it will be read again")
+        await self._leave()
 
     async def _index(self) -> None:
         """Everything between start and stop; ends by itself only under ``once``, when each source is caught up."""
         sources = {s.key: s for s in [await open_source(text, self._settings) for text in self._settings.sources]}
         self._refuse_other_cursors(sources)
         await self._reached(self._store.open)
-        committed = await self._reached(lambda: self._store.positions(list(sources)))
         async with AsyncExitStack() as stack:
             if self._settings.trust == "verify":
                 opened = opened_verification(self._settings, self._store, self.pipeline)
                 self._verification = await stack.enter_async_context(opened)
-                await self._reached(self._verification.load)
             group = await stack.enter_async_context(asyncio.TaskGroup())
             jobs = [group.create_task(job(), name=name) for name, job in self._jobs()]
-            follows = []
-            for key, source in sources.items():
-                position = committed[key].seq if key in committed else None
-                follows += await self._start(group, source, self._settings.cursor.get(key, position))
-            self._followers = await self._spaces(stack)
-            for account, follower in self._followers.items():
-                follows.append(group.create_task(self._follow_spaces(account, follower), name="spaces"))
-            await asyncio.wait(follows)
+            cursors: Mapping[str, int] = self._settings.cursor
+            while not await self._serve(sources, cursors) and not self._stop.is_set():
+                cursors = {}  # those given count once
+            for task in jobs:
+                task.cancel()
+
+    def _jobs(self) -> list[tuple[str, Job]]:
+        """What runs on every daemon, by name."""
+        gauges: tuple[str, Job] = ("gauges", lambda: read_gauges(self._store, self.metrics, self._measure_wants))
+        watch: tuple[str, Job] = ("watch", self._store.watch)
+        return [gauges, watch, *(self._verification.repair_jobs() if self._verification is not None else [])]
+
+    async def _serve(self, sources: Mapping[str, Source], cursors: Mapping[str, int]) -> bool:
+        """Wait for the lease, then be the writer; False if the lease was lost, True at the end under ``once``."""
+        lost = False
+        lease = await self._stand_by()
+        self.pipeline.lease = lease
+        self._term = Term(self._settings, self._store, self.pipeline, self._verification, started=self._started)
+        try:
+            await self._write(self._term, lease, sources, cursors)
+        except* LeaseLostError:
+            lost = True
+        if lost:
+            _log.warning("another daemon is the writer now: what was not committed yet is its to read")
+            self._step_down()
+        return not lost
+
+    async def _stand_by(self) -> Lease:
+        """Wait for the lease; what repair sets aside is written meanwhile. Raises WriterElsewhere under ``once``."""
+        patience = monotonic() + ONCE_PATIENCE
+        async with asyncio.TaskGroup() as group:
+            writing = group.create_task(self.pipeline.write(), name="writer")
+            while (lease := await self._reached(self._tenure.look)) is None:
+                if self._settings.once and monotonic() > patience:
+                    raise WriterElsewhere(
+                        f"{self._tenure.holder or 'another daemon'} writes this database: "
+                        "stop it first, or let it follow these sources"
+                    )
+                await asyncio.sleep(LOOK)
+            writing.cancel()
+        return lease
+
+    async def _write(self, term: Term, lease: Lease, sources: Mapping[str, Source], cursors: Mapping[str, int]) -> None:
+        """Follow everything under a lease. Raises LeaseLostError, in a group."""
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+            jobs = [group.create_task(self._tenure.keep(lease), name="lease")]
+            follows = await term.follows(stack, sources, cursors, self._reached)
+            jobs += [group.create_task(job(), name=name) for name, job in term.jobs()]
+            await asyncio.wait([group.create_task(job(), name=name) for name, job in follows])
             if self._settings.once:
+                self.failed += term.failed
                 if self._verification is not None:
                     self.failed += ["wants"] * await self._reached(self._verification.settled)
                 for task in jobs:
                     task.cancel()
 
-    async def _spaces(self, stack: AsyncExitStack) -> dict[str, SpaceFollower]:
-        """The followers of permissioned spaces, where there are accounts for any."""
-        if not self._settings.space_account:
-            return {}
-        opened = opened_spaces(self._settings, self._store, self.pipeline, self._note_space)
-        return await stack.enter_async_context(opened)
+    def _step_down(self) -> None:
+        self._term = None
+        self._tenure.forget()
+        self.pipeline.abandon()
+        self.metrics.forget_sources()
 
-    async def _follow_spaces(self, account: str, follower: SpaceFollower) -> None:
-        if not await follower.run():
-            self.failed.append("space")
-            _log.error("spaces given up", reason=self._space_states.get(account, ""))
-
-    def _note_space(self, account: str, state: str, detail: str | None) -> None:
-        """Note the state of an account's spaces; it names neither, since whoever reads it may not see them."""
-        self._space_states[account] = "" if state == "live" else f"source space is {state}"
-
-    def _jobs(self) -> list[tuple[str, Job]]:
-        """What runs beside the sources, by name."""
-        own: list[tuple[str, Job]] = [
-            ("writer", self.pipeline.write),
-            ("gauges", lambda: read_gauges(self._store, self.metrics, self._measure_wants)),
-            ("states", self._keep_states),
-            ("prune", self._prune),
-        ]
-        return own + (self._verification.jobs() if self._verification is not None else [])
-
-    async def _start(self, group: asyncio.TaskGroup, source: Source, position: int | None) -> list[asyncio.Task[None]]:
-        """Start what follows a source: its frames, and where proofs are demanded the discovery at its host."""
-        verification = self._verification
-        if verification is None:
-            intake = _intake(self.pipeline, source, Word(self.pipeline), position)
-            return [group.create_task(self._follow(source, intake), name=f"source {source.key}")]
-        missed = source.live and position is None
-        await self._reached(lambda: verification.begin(source.key, missed=missed))
-        intake = _intake(self.pipeline, source, verification.trust, position)
-        tasks = [group.create_task(self._follow(source, intake), name=f"source {source.key}")]
-        if isinstance(source, FirehoseSource):
-            discovery = verification.discover(source.key, source.url)
-            tasks.append(group.create_task(discovery, name=f"discovery {source.key}"))
-        return tasks
+    async def _leave(self) -> None:
+        """Commit what was read and say so, if the database takes it in time; then the lease is free."""
+        try:
+            async with asyncio.timeout(STOP_SECONDS), asyncio.TaskGroup() as group:
+                lease = self._tenure.lease
+                keeping = group.create_task(self._tenure.keep(lease), name="lease") if lease is not None else None
+                await self.pipeline.flush()
+                if self._term is not None:
+                    await self._term.conclude()
+                if keeping is not None:
+                    keeping.cancel()
+        except* TimeoutError:
+            _log.warning("the database did not take what was read last in time: it will be read again")
+        except* LeaseLostError:
+            _log.warning("another daemon is the writer now: what was not committed yet is its to read")
+        with suppress(DatabaseUnavailable, TimeoutError):
+            async with asyncio.timeout(RELEASE_SECONDS):
+                await self._tenure.release()
 
     def _refuse_other_cursors(self, sources: Iterable[str]) -> None:
         """A position for a source that isn't followed is a typo, and would be lost in silence."""
@@ -253,6 +281,7 @@ class Daemon:
                 result = await work()
             except DatabaseUnavailable as error:
                 self._database = str(error)
+                self.metrics.database_up = False
                 if self._settings.once and attempt == ONCE_ATTEMPTS:
                     raise
                 _log.warning("database not available, trying again", error=str(error))
@@ -263,95 +292,28 @@ class Daemon:
                 return result
         raise AssertionError("unreachable")
 
-    async def _follow(self, source: Source, intake: Intake) -> None:
-        follower = Follower(
-            source,
-            resume_from=lambda: intake.position,
-            on_status=lambda status: self._note(source, status),
-            max_attempts=ONCE_ATTEMPTS if self._settings.once else None,
-        )
-        intake.restart = lambda cursor, reason: follower.restart(cursor, reason=reason)
-        try:
-            async with aclosing(follower.items()) as items:
-                while True:
-                    silence = ONCE_SILENCE if self._settings.once and source.live and source.key in self._live else None
-                    async with asyncio.timeout(silence) as clock:
-                        item = await anext(items, None)
-                    if item is None:
-                        break
-                    await intake.take(item)
-                    if self._settings.once and isinstance(item, Chunk) and source.live and self._recent(intake):
-                        break
-        except TimeoutError:
-            if not clock.expired():
-                raise
-        except SourceBroken as error:
-            self.failed.append(source.key)
-            _log.error("source given up", source=source.label, error=str(error))
-        intake.meter.finish()
-
-    def _recent(self, intake: Intake) -> bool:
-        """Whether the last event is younger than the start of the run."""
-        event = parse_instant(intake.time)
-        return event is not None and event >= self._started
-
-    def _note(self, source: Source, status: Status) -> None:
-        self._states[source.key] = status
-        if status.state is State.LIVE:
-            self._live.add(source.key)
-        else:
-            self._live.discard(source.key)
-        if status.state is State.WAITING:
-            if status.reason is not None:
-                self.metrics.source(source.label).reconnected(status.reason.value)
-            _log.warning(
-                "source lost", source=source.label, reason=status.reason, retry_in=status.retry_in, detail=status.detail
-            )
-        else:
-            _log.info("source", source=source.label, state=status.state.value)
-
-    async def _keep_states(self) -> None:
-        """Write what each source is doing, whenever it changed, for ``letta.source``."""
-        written: dict[str, Status] = {}
-        while True:
-            await self._record_states(written)
-            await asyncio.sleep(1)
-
-    async def _record_states(self, written: dict[str, Status] | None = None, *, ended: bool = False) -> None:
-        for key, status in list(self._states.items()):
-            if written is None or written.get(key) != status:
-                state = STOPPED if ended and status.state not in (State.ENDED, State.BROKEN) else status.state.value
-                with suppress(DatabaseUnavailable):
-                    await self._store.set_source_state(key, state, status.detail or None, utc_now())
-                    if written is not None:
-                        written[key] = status
-
     async def _measure_wants(self) -> None:
         if self._verification is not None:
             await self._verification.measure()
 
-    async def _prune(self) -> None:
-        """Every hour, forget what was told of accounts that turned out to hold nothing."""
-        pause = PRUNE_INTERVAL
-        while True:
-            await asyncio.sleep(pause)
-            with suppress(DatabaseUnavailable):
-                pause = 1.0 if await self._store.prune(utc_now() - STATES_KEPT) else PRUNE_INTERVAL
+    def role(self) -> str:
+        """What this daemon is at the moment: ``writer`` or ``standby``."""
+        return "standby" if self._term is None else "writer"
 
     async def readiness(self) -> list[str]:
-        """Why the daemon is not ready: nothing, if it is."""
+        """Why the daemon is not ready: nothing, if it is. On standby it is, while another daemon is the writer."""
         reasons = [] if self._database is None else [self._database]
         if self._database is None:
             try:
                 await self._store.ping()
             except DatabaseUnavailable as error:
                 reasons.append(str(error))
-        reasons += sorted({state for state in self._space_states.values() if state})
-        if not self._states and not self._space_states and not reasons:
-            reasons.append("no source has been started yet")
-        for key, status in self._states.items():
-            if status.state not in (State.LIVE, State.ENDED):
-                reasons.append(f"source {key} is {status.state.value}{': ' + status.detail if status.detail else ''}")
+            else:  # a full disk lets everybody read
+                reasons += [] if self.metrics.database_up else ["the database answers, but takes nothing in"]
+        if self._term is not None:
+            reasons += self._term.reasons()
+        elif self._tenure.holder is None and not reasons:
+            reasons.append("no daemon writes this database yet")
         for label, lag in self.metrics.lags().items():
             if lag > self._settings.max_lag:
                 reasons.append(f"source {label} lags {lag:.0f} s behind, more than {self._settings.max_lag:g} s")

@@ -6,6 +6,7 @@
     │   ├── DatabaseUnavailable  no connection, or it was lost: try the same batch again
     │   │   └── DatabaseTooSlow  a statement took too long: less at a time may go through
     │   ├── BatchRefused         the database refuses this data: bisect until the row is found
+    │   ├── WriterElsewhere      another daemon writes the database, and goes on; exit code 3
     │   └── SchemaError          missing, unknown or broken schema, or no right to it: stop; exit code 3
     ├── EmbeddedError            the embedded PostgreSQL cannot be prepared or started; exit code 3
     ├── IdentityError            a DID document or handle cannot be resolved or used
@@ -45,6 +46,10 @@ class DatabaseTooSlow(DatabaseUnavailable):
 
 class BatchRefused(DatabaseError):
     """The database refused the data of a batch (not its connection, not the schema)."""
+
+
+class WriterElsewhere(DatabaseError):
+    """Another daemon is the writer of the database, and there was no time to wait for its end."""
 
 
 class SchemaError(DatabaseError):

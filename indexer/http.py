@@ -1,4 +1,4 @@
-"""The HTTP side: ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz`` for whoever runs the daemon.
+"""The HTTP side: ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz`` for whoever runs the daemon, and the page.
 
 It answers GET and HEAD, reads no body, names no software, and is bounded: connections in number and age, heads in
 size, readiness in time. So a client that misbehaves costs little, also where the port is open to more than one host.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeAlias, cast
 
 import structlog
@@ -22,6 +22,7 @@ from indexer.errors import SettingsError
 from indexer.metrics import Metrics
 
 Readiness: TypeAlias = Callable[[], Awaitable[list[str]] | list[str]]
+Handler: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.Response]]
 
 READINESS_SECONDS: Final = 2.0
 MAX_CONNECTIONS: Final = 64
@@ -36,6 +37,7 @@ _JSON = "application/json; charset=utf-8"
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
@@ -44,11 +46,15 @@ _log = structlog.stdlib.get_logger("indexer.http")
 
 
 class _Request(web.BaseRequest):
-    """A request whose response has our headers and no ``Server``, also where aiohttp itself refuses it."""
+    """A request whose response has our headers, or its own in their place, and no ``Server``.
+
+    Also where aiohttp itself refuses it.
+    """
 
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
         response.headers.popall(hdrs.SERVER, None)
-        response.headers.update(_HEADERS)
+        for name, value in _HEADERS.items():
+            response.headers.setdefault(name, value)
 
 
 class _Connection(web.RequestHandler):
@@ -83,6 +89,12 @@ class _Connection(web.RequestHandler):
             self._cut.cancel()
         super().connection_lost(exc)
 
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Refuse a malformed request without saying what is wrong with it: that would quote it."""
+        return super().handle_error(request, status, exc, "bad request\n")
+
     def log_exception(self, *args: object, **kwargs: object) -> None:
         """Say nothing: a malformed request is its sender's business, and faults of our own are logged below."""
 
@@ -97,15 +109,27 @@ class HttpServer:
 
     ``readiness`` returns the reasons why the daemon is not ready (none: it is), at once or as an awaitable that is
     given ``READINESS_SECONDS``; it may be called as often as anybody asks, so it should answer from what is known.
+    ``routes`` are further paths with what answers them. ``role`` returns what the daemon is at the moment, ``writer``
+    or ``standby``.
     """
 
-    def __init__(self, listen: Listen, metrics: Metrics, *, readiness: Readiness) -> None:
+    def __init__(
+        self,
+        listen: Listen,
+        metrics: Metrics,
+        *,
+        readiness: Readiness,
+        routes: Mapping[str, Handler] | None = None,
+        role: Callable[[], str] = lambda: "writer",
+    ) -> None:
         self._listen = listen
         self._metrics = metrics
         self._readiness = readiness
+        self._role = role
         self._runner: web.ServerRunner | None = None
         self._port = listen.port
-        self._routes: dict[str, Callable[[web.BaseRequest], Awaitable[web.Response]]] = {
+        self._routes: dict[str, Handler] = {
+            **(routes or {}),
             "/metrics": self._serve_metrics,
             "/healthz": self._serve_health,
             "/readyz": self._serve_readiness,
@@ -156,7 +180,7 @@ class HttpServer:
 
     async def _serve_readiness(self, request: web.BaseRequest) -> web.Response:
         reasons = await self._reasons()
-        body = json.dumps({"ready": not reasons, "reasons": reasons}) + "\n"
+        body = json.dumps({"ready": not reasons, "reasons": reasons, "role": self._role()}) + "\n"
         return web.Response(status=503 if reasons else 200, text=body, headers={hdrs.CONTENT_TYPE: _JSON})
 
     async def _reasons(self) -> list[str]:

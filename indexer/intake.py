@@ -27,7 +27,7 @@ from indexer.metrics import SourceMeter
 from indexer.model import DeadLetter, HandleChange, Reason, Want, WantReason
 from indexer.pipeline import Pipeline, event_time
 from indexer.sources.base import Chunk, Dropped, Item, Opened, ReconnectReason, Source
-from indexer.syntax import is_handle
+from indexer.syntax import is_did, is_handle
 from indexer.trust import AHEAD, Trust
 
 TURN = 32  # frames taken in before others get a turn: a few milliseconds if all concern us
@@ -231,7 +231,6 @@ class Intake:
 
 
 def _did(body: Body) -> str | None:
-    """The account that a body names, as far as it may be shown."""
+    """The account that a body names, None where that is no DID: any other text could be anything."""
     did = body.get("repo", body.get("did"))
-    shown = did[:256].replace("\0", "") if isinstance(did, str) else None
-    return shown and shown.encode(errors="replace").decode()  # JSON can name half a surrogate pair
+    return did if isinstance(did, str) and is_did(did) else None

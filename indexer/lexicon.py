@@ -7,7 +7,7 @@ without a published schema is neither valid nor invalid.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -16,6 +16,7 @@ from typing import Any
 from indexer.cbor import decode_record, to_json_text
 from indexer.model import COMPILED_PROMPT, Json, Record, Violation
 from indexer.syntax import is_at_uri, is_datetime, is_tid
+from indexer.texts import facts_of
 
 MAX_REFERENCE = 2_000  # characters; a longer reference names no record
 
@@ -51,6 +52,7 @@ def record_of(collection: str, rkey: str, block: bytes) -> Record:
         valid=None if valid is None else not violations,
         violations=violations,
         agent=_agent_of(collection, decoded.data),
+        facts=facts_of(collection, decoded.data, decoded.digests),
     )
 
 
@@ -72,10 +74,12 @@ class _Field:
     format: str | None = None
     max_bytes: int | None = None
 
-    def broken_rules(self, value: Json) -> list[str]:
+    def broken_rules(self, value: Json) -> Sequence[str]:
         """The rules that ``value`` breaks; one of the wrong type has no further ones."""
         if not _TYPES[self.type](value):
             return ["type"]
+        if self.format is None and self.max_bytes is None:
+            return ()
         broken: list[str] = []
         if isinstance(value, str):
             # Lexicon counts bytes of UTF-8, not characters; a character has at most four.
@@ -103,9 +107,10 @@ class _Schema:
         for name in self.required:
             if name not in data:
                 yield Violation(name, "required")
-        for name, rules in self.fields.items():
-            if name in data:
-                for rule in rules.broken_rules(data[name]):
+        for name, value in data.items():
+            rules = self.fields.get(name)
+            if rules is not None:
+                for rule in rules.broken_rules(value):
                     yield Violation(name, rule)
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
+import threading
 import traceback
 from collections.abc import Callable, Hashable, Iterator
 from typing import Final, Literal, TextIO
@@ -110,6 +112,21 @@ def printable(text: str) -> str:
     """Return ``text`` cut to ``MAX_TEXT`` characters, its control characters as escapes: no terminal obeys them."""
     cut = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), cut)
+
+
+def report_faults(stream: TextIO) -> None:
+    """Write what nobody handles (in a thread, in a destructor, anywhere) to ``stream``, as :func:`render_exception`.
+
+    Python's own reports hold the exception's message and the repr of what it happened in. For the whole process.
+    """
+
+    def write(error: BaseException | None) -> None:
+        if error is not None:
+            stream.write(render_exception(error) + "\n")
+
+    sys.excepthook = lambda _, error, __: write(error)
+    sys.unraisablehook = lambda fault: write(fault.exc_value)
+    threading.excepthook = lambda fault: write(fault.exc_value)
 
 
 def _render_exc_info(exc_info: ExcInfo) -> str:

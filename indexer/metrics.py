@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import platform
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -39,6 +40,8 @@ COLLECTION_LABELS: Final = (*COLLECTIONS.values(), OTHER)
 RECOMPILE_KINDS: Final = ("first", "full", "memory", "touch")
 FRESHNESS: Final = ("fresh", "stale", "unverified")
 STALE_REASONS: Final = ("template_changed", "memory_changed")
+PROOFS: Final = ("repo", "space", "none")
+SEVERITIES: Final = ("error", "warning", "information")
 RECONNECT_REASONS: Final = (
     *("connect_failed", "tls", "http_error", "closed", "idle", "oversized", "protocol_error"),
     *("consumer_too_slow", "future_cursor", "sequence_reset", "error_frame"),
@@ -81,9 +84,24 @@ _GAUGES = (
     ("stale_prompts", ("reason",), "Prompts that evidence contradicts; one prompt can count under both reasons"),
     ("cursor_seq", ("source",), "Position committed with the data: a restart goes on from here"),
     ("lag_seconds", ("source",), "Age of the last committed event. Growing by a second a second: nothing arrives"),
+    ("source_up", ("source",), "1 while the source is connected. At 0 for minutes: its host or the network is down"),
     ("queue_depth", ("queue",), "Items waiting. Full for long: the stage behind it is the bottleneck"),
+    ("stalest_prompt_seconds", (), "How long the stalest prompt has been so. Growing: its agent recompiles no more"),
+    (
+        "records",
+        ("collection", "proof"),
+        "Records kept, hidden ones too. Many of proof none: they wait to be proven, or never are",
+    ),
+    ("invalid_records", ("collection",), "Records that break their schema, kept all the same: a writer has faults"),
+    ("integrity_issues", ("severity",), "What does not fit together within a repository: see letta.integrity_issue"),
     ("database_up", (), "1 if the last use of the database worked. At 0 nothing is lost, but the lag grows"),
+    ("database_bytes", (), "Size of the database. Growing faster than records: history, or a vacuum that lags"),
+    ("data_dir_size_bytes", (), "Size of the file system of the database, where that is on this machine"),
+    ("data_dir_free_bytes", (), "Room left on the file system of the database. At 0 it stops, and nothing is lost"),
+    ("writer", (), "1 if this daemon writes the stream. 0 on all daemons of a database: the index stands still"),
     ("wants", ("reason",), "Repositories that wait for a repair. Not falling: their hosts do not answer"),
+    ("failing_wants", (), "Of these, how many were tried three times in vain: letta.repo says whose and why"),
+    ("oldest_want_seconds", (), "How long the oldest of these has waited. Over a day: its host is gone or broken"),
     ("pending", (), "Commits kept until they can be decided. Growing: identities do not resolve"),
     ("build_info", ("version", "python"), "Always 1: which build this is"),
 )
@@ -130,7 +148,7 @@ class Histogram:
 class SourceMeter:
     """The numbers of one source; get it from :meth:`Metrics.source`."""
 
-    __slots__ = ("_clock", "_last", "_types", "bytes", "finished", "frames", "reconnects", "seq")
+    __slots__ = ("_clock", "_last", "_types", "bytes", "finished", "frames", "reconnects", "seq", "up")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -140,6 +158,7 @@ class SourceMeter:
         self.reconnects = dict.fromkeys(RECONNECT_REASONS, 0)
         self.bytes = 0
         self.seq: int | None = None
+        self.up = False  # connected at this moment, or read to its end
         self.finished = False
 
     def frame(self, kind: str, size: int) -> None:
@@ -183,6 +202,7 @@ class Metrics:
         self._dead_letters = dict.fromkeys(Reason, 0)
         self._recompiles = dict.fromkeys(RECOMPILE_KINDS, 0)
         self.database_up = False
+        self.writer = False
         self.batch_rows = Histogram(BATCH_ROWS_BOUNDS)
         self.commit_seconds = Histogram(COMMIT_SECONDS_BOUNDS)
         self.registry = CollectorRegistry(auto_describe=False)
@@ -193,6 +213,10 @@ class Metrics:
         if label not in self._sources:
             self._sources[label] = SourceMeter(self._clock)
         return self._sources[label]
+
+    def forget_sources(self) -> None:
+        """Drop the numbers of all sources: another daemon follows them from now on, and shows its own."""
+        self._sources.clear()
 
     def lags(self) -> dict[str, float]:
         """Return the lag in seconds of each source that goes on."""
@@ -227,6 +251,25 @@ class Metrics:
         self._read["prompts"] = _filled(by_freshness, FRESHNESS)
         self._read["stale_prompts"] = _filled(by_stale_reason, STALE_REASONS)
 
+    def set_records(self, by_proof: Mapping[tuple[str, str], int], invalid: Mapping[str, int]) -> None:
+        """Replace the numbers of records by (collection, proof or '') and of invalid ones by collection (NSIDs)."""
+        records: Series = {(name, proof): 0.0 for name in COLLECTION_LABELS for proof in PROOFS}
+        for (collection, proof), number in by_proof.items():
+            records[COLLECTIONS.get(collection, OTHER), proof or "none"] += number
+        self._read["records"] = records
+        named = Counter[str]()
+        for collection, number in invalid.items():
+            named[COLLECTIONS.get(collection, OTHER)] += number
+        self._read["invalid_records"] = _filled(named, COLLECTION_LABELS)
+
+    def set_issues(self, by_severity: Mapping[str, int]) -> None:
+        """Replace the numbers of integrity issues by severity (KeyError for one that is not on the list)."""
+        self._read["integrity_issues"] = _filled(by_severity, SEVERITIES)
+
+    def set_gauge(self, name: str, value: float) -> None:
+        """Replace the value of a gauge without labels that is read from outside, such as ``database_bytes``."""
+        self._read[name] = {(): value}
+
     def set_work(self, wants: Mapping[str, int], pending: int) -> None:
         """Replace the numbers of open wants by reason and of pending commits, as just read from the database."""
         self._read["wants"] = _filled(wants, WANT_REASONS)
@@ -253,6 +296,7 @@ class Metrics:
             "reconnects_total": {(label, why): n for label, meter in sources for why, n in meter.reconnects.items()},
             "cursor_seq": {(label,): meter.seq for label, meter in sources if meter.seq is not None},
             "lag_seconds": {(label,): lag for label, lag in self.lags().items()},
+            "source_up": {(label,): int(meter.up) for label, meter in sources},
             "operations_total": {(name, action): n for (name, action), n in self._operations.items()},
             "rows_written_total": _single(self._rows),
             "dropped_total": _single(self._dropped),
@@ -260,6 +304,7 @@ class Metrics:
             "recompiles_total": _single(self._recompiles),
             "queue_depth": {(queue,): depth() for queue, depth in self._queues.items()},
             "database_up": {(): int(self.database_up)},
+            "writer": {(): int(self.writer)},
             "build_info": {(__version__, platform.python_version()): 1},
             **self._read,
         }

@@ -6,6 +6,7 @@ what AT Protocol uses) while they come from the wire, and text (``bafy…``) onc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -151,7 +152,8 @@ class Record:
     ``value`` is JSON text that jsonb accepts. ``block`` is the original DAG-CBOR where re-encoding ``value`` would
     not give it back, else None. ``digests`` holds the lower-case hex SHA-256 of the original UTF-8 of each top-level
     string that ``value`` could not hold unchanged. ``valid`` is None where no schema is known. ``agent`` is the
-    reference in a compiled prompt's ``agent``, as it stands there, if it is short enough to name anything.
+    reference in a compiled prompt's ``agent``, as it stands there, if it is short enough to name anything. ``facts`` is
+    what :mod:`indexer.texts` says of its long texts, by column.
     """
 
     value: str
@@ -161,6 +163,7 @@ class Record:
     valid: bool | None = None
     violations: tuple[Violation, ...] = ()
     agent: str | None = None
+    facts: Mapping[str, int | str | bool | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from time import monotonic
+from itertools import count
+from time import monotonic, time
 from typing import Protocol, TypeAlias
 
 import structlog
@@ -24,10 +25,12 @@ from indexer.metrics import Metrics, SourceMeter
 from indexer.model import Reason
 from indexer.route import Router
 from indexer.store import Applied, Store
+from indexer.store.lease import Lease
 from indexer.syntax import parse_instant
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 RETRY_FIRST, RETRY_CAP = 0.1, 5.0  # seconds between tries to write a batch
+_STARTED = time(), monotonic()  # two readings of one moment
 
 Clock = Callable[[], datetime]
 Unwritten: TypeAlias = "tuple[Batch, dict[Reached, int | None]]"
@@ -36,8 +39,9 @@ _log = structlog.stdlib.get_logger("indexer.pipeline")
 
 
 def utc_now() -> datetime:
-    """The wall clock, aware."""
-    return datetime.now(UTC)
+    """The wall clock, aware; set back, it goes on from where it was, or what happens now would lie in the future."""
+    started, begun = _STARTED
+    return datetime.fromtimestamp(max(time(), started + monotonic() - begun), UTC)
 
 
 class Reached(Protocol):
@@ -58,7 +62,8 @@ class Pipeline:
     """Gathers what the intakes find and writes it, one transaction at a time.
 
     A batch is written when it holds ``batch_rows`` rows or ``batch_bytes`` bytes, or is ``batch_age`` seconds old;
-    positions alone are written every ``cursor_interval`` seconds.
+    positions alone are written every ``cursor_interval`` seconds. After ``tries`` at a batch a database that isn't
+    available is given up (None: never).
     """
 
     def __init__(
@@ -71,8 +76,10 @@ class Pipeline:
         batch_bytes: int = 8 << 20,
         batch_age: float = 0.01,
         cursor_interval: float = 1.0,
+        tries: int | None = None,
         clock: Clock = utc_now,
     ) -> None:
+        self.lease: Lease | None = None  # under which what the sources give is written
         self.metrics = metrics
         self.router = router
         self.clock = clock
@@ -82,6 +89,7 @@ class Pipeline:
         self._listeners: list[Callable[[Applied], None]] = []
         self._batch_rows, self._batch_bytes = batch_rows, batch_bytes
         self._batch_age, self._cursor_interval = batch_age, cursor_interval
+        self._tries = tries
         self._rows, self._full, self._room = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._room.set()
         self._writing = asyncio.Lock()
@@ -97,6 +105,15 @@ class Pipeline:
         """Have ``listener`` told what each committed batch came to."""
         self._listeners.append(listener)
 
+    def abandon(self) -> None:
+        """Forget the intakes and all that was gathered: under this lease nothing can be written any more."""
+        self.lease = self._unwritten = None
+        self.batch = Batch()
+        self._intakes.clear()
+        self._rows.clear()
+        self._full.clear()
+        self._room.set()
+
     async def noted(self) -> None:
         """Called after each addition to the batch: wakes the writer, and waits while the batch is full."""
         if self.batch.rows:
@@ -107,7 +124,7 @@ class Pipeline:
         await self._room.wait()
 
     async def write(self) -> None:
-        """The writer: commits batches until cancelled. Raises SchemaError where our own state is broken."""
+        """The writer: commits batches until cancelled. Raises what :meth:`flush` does."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._cursor_interval):
@@ -122,6 +139,8 @@ class Pipeline:
         """Commit what has been gathered, with the positions reached. Waits until the database takes it.
 
         A call that is cut off in the middle leaves its work to the next: positions never get ahead of rows.
+        Raises SchemaError where our own state is broken, LeaseLostError where the lease was taken, and
+        DatabaseUnavailable after the last try.
         """
         async with self._writing:
             if self._unwritten is not None:
@@ -153,11 +172,13 @@ class Pipeline:
 
     async def _apply(self, batch: Batch) -> Applied:
         pause = RETRY_FIRST
-        while True:
+        for attempt in count(1):
             try:
-                applied = await self._store.apply(batch, self.clock())
+                applied = await self._store.apply(batch, self.clock(), self.lease)
             except DatabaseUnavailable as error:
                 self.metrics.database_up = False
+                if attempt == self._tries:
+                    raise
                 if self._complaints.allows("database") is not None:
                     _log.warning("database not available, trying again", error=str(error))
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 (jitter)
@@ -165,15 +186,16 @@ class Pipeline:
             else:
                 self.metrics.database_up = True
                 return applied
+        raise AssertionError("unreachable")
 
     def learn(self, applied: Applied) -> None:
         """Count what a transaction came to, and tell the listeners."""
-        for collection, count in applied.rows.items():
-            self.metrics.rows_written(collection, count)
-        for kind, count in applied.recompiles.items():
-            self.metrics.recompiled(kind, count)
-        for reason, count in applied.dropped.items():
-            self.metrics.dropped(reason, count)
+        for collection, number in applied.rows.items():
+            self.metrics.rows_written(collection, number)
+        for kind, number in applied.recompiles.items():
+            self.metrics.recompiled(kind, number)
+        for reason, number in applied.dropped.items():
+            self.metrics.dropped(reason, number)
             if reason is not Reason.DUPLICATE:
                 self.complain(reason, "store")
         self.metrics.dead_letter(Reason.REFUSED_BY_DATABASE, applied.dropped[Reason.REFUSED_BY_DATABASE])

@@ -116,8 +116,7 @@ class Repair:
         while True:
             async with self._looking[fresh]:  # one worker looks, the others wait: looking costs no more for many
                 claim = await self._next(fresh=fresh)
-            with suppress(DatabaseUnavailable):
-                await self._try(claim)
+            await self._persist(claim)
 
     async def attend(self) -> bool:
         """Claim one want that is due, and try to meet it; False if there is none. Raises DatabaseUnavailable."""
@@ -125,6 +124,14 @@ class Repair:
         for claim in claims:
             await self._try(claim)
         return bool(claims)
+
+    async def _persist(self, claim: Claim) -> None:
+        """Try to meet a want, anew if the database goes away meanwhile: the claim stands, and nobody else may."""
+        while True:
+            try:
+                return await self._try(claim)
+            except DatabaseUnavailable:
+                await asyncio.sleep(IDLE)
 
     async def _next(self, *, fresh: bool) -> Claim:
         """Claim the next want, as soon as one is due."""

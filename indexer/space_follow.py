@@ -80,7 +80,7 @@ class SpaceFollower:
         self._account = account
         self._open_client = open_client
         self._keys = keys
-        self._spaces = Spaces(store)
+        self._spaces = Spaces(store, pipeline.lease)
         self._pipeline = pipeline
         self._wanted = wanted
         self._report = report

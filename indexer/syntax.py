@@ -28,6 +28,11 @@ _RFC3339 = re.compile(
     r"([0-9]{4})-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])[Tt]([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])"
     r"(?:\.([0-9]+))?(?:[Zz]|([+-])([01][0-9]|2[0-3]):([0-5][0-9]))"
 )
+# What nearly all at-URIs and datetimes look like, told by one match: never more than the full rules allow.
+_PLAIN_AT_URI = re.compile(r"at://did:plc:[a-z2-7]{24}/[a-z]{1,40}(?:\.[a-zA-Z]{1,40}){2,5}/[A-Za-z0-9_-]{1,512}")
+_PLAIN_DATETIME = re.compile(
+    r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?Z"
+)
 _TID_ALPHABET = "234567abcdefghijklmnopqrstuvwxyz"
 _TID_DIGITS = str.maketrans(_TID_ALPHABET, "0123456789abcdefghijklmnopqrstuv")
 _SPACE = "space"
@@ -131,6 +136,8 @@ def is_at_uri(text: str) -> bool:
     The authority may be a handle, record key and collection may be missing; of a space (both spellings, DIDs only)
     either the space itself or a record in it.
     """
+    if _PLAIN_AT_URI.fullmatch(text):
+        return True
     parts = _segments(text)
     if len(parts) > 1 and parts[1] == _SPACE:
         return _is_space(parts) or parse_record_uri(text) is not None
@@ -165,6 +172,8 @@ def is_datetime(text: str) -> bool:
     Upper-case T and Z, seconds and a time zone are mandatory, ``-00:00`` and leap seconds are not allowed, the day must
     exist. The year 0000 is well-formed, though nothing here can hold it: see :func:`parse_instant`.
     """
+    if _PLAIN_DATETIME.fullmatch(text):
+        return True
     match = _RFC3339.fullmatch(text) if len(text) <= 64 else None
     if match is None or text[10] == "t" or text.endswith(("z", "-00:00")):
         return False

@@ -63,10 +63,13 @@ class Verification:
         self.discovery = Discovery(self.repairs, host, pipeline, self.tracked, pace=pace)
 
     async def load(self) -> None:
-        """Learn what is tracked, and want what ``--only`` names and isn't."""
+        """Learn what is tracked, forgetting what was known; want what ``--only`` names and isn't."""
         if self._settings.once:
             await self.repairs.retry()  # what earlier runs failed at counts for nothing
-        for did, rev, key in await self.repairs.tracked():
+        tracked = await self.repairs.tracked()
+        for did in list(self.tracked.revs):
+            self.tracked.forget(did)
+        for did, rev, key in tracked:
             self.tracked.follow(did, rev, key)
         await self.discovery.want_all([did for did in self._settings.only if did not in self.tracked])
 
@@ -76,8 +79,9 @@ class Verification:
         Any other source that was read with more is wanted again when that is done again.
         ``missed``: it is read from now on, whatever it gave before.
         """
-        await self.repairs.narrow(self._settings.collections, self._covers)
-        widened = await self.repairs.widen(source, self._settings.collections, self._is_covered)
+        lease = self._pipeline.lease
+        await self.repairs.narrow(self._settings.collections, self._covers, lease)
+        widened = await self.repairs.widen(source, self._settings.collections, self._is_covered, lease)
         if widened or missed:
             reason = WantReason.FILTER_WIDENED if widened else WantReason.OUTDATED_CURSOR
             await self.repairs.want([Want("", reason)], self._pipeline.clock())
@@ -93,14 +97,21 @@ class Verification:
         return [source for source, before in (await self.repairs.filters()).items() if not self._covers(before)]
 
     def jobs(self) -> list[tuple[str, Job]]:
-        """What has to run beside the stream until the daemon ends.
+        """What has to run beside the stream until the daemon ends."""
+        return [*self.repair_jobs(), *self.account_jobs()]
+
+    def repair_jobs(self) -> list[tuple[str, Job]]:
+        """What meets wants: any number of daemons may, since each is claimed.
 
         Half of the workers keep clear of hosts that have failed: those that hang can't have all of them.
         """
         works = [partial(self._repair.work, fresh=number % 2 == 0) for number in range(WORKERS)]
         repairs = [(f"repair {number}", work) for number, work in enumerate(works)]
-        accounts = [(f"accounts {number}", self._accounts.work) for number in range(WORKERS)]
-        return [*repairs, *accounts, ("claims", self._repair.keep_claims)]
+        return [*repairs, ("claims", self._repair.keep_claims)]
+
+    def account_jobs(self) -> list[tuple[str, Job]]:
+        """What asks about accounts: one daemon does, which has to know what is tracked, since nothing is claimed."""
+        return [(f"accounts {number}", self._accounts.work) for number in range(WORKERS)]
 
     async def discover(self, source: str, url: str) -> None:
         """Ask a socket source's own host for the repositories it knows, and again when the stream has lost some.
@@ -112,12 +123,15 @@ class Verification:
         again = asyncio.Event()
         self._discoveries.append(again)
         origin = _origin(url)
-        await self._ask(source, origin)
-        while not self._settings.once:
-            await again.wait()
-            again.clear()
-            await self._pipeline.flush()  # with it the store forgets how far it had come
+        try:
             await self._ask(source, origin)
+            while not self._settings.once:
+                await again.wait()
+                again.clear()
+                await self._pipeline.flush()  # with it the store forgets how far it had come
+                await self._ask(source, origin)
+        finally:
+            self._discoveries.remove(again)
 
     async def discover_anew(self, origin: str) -> bool:
         """Ask a host for all that it knows now; False if it didn't answer to the end."""

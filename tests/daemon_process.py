@@ -72,6 +72,7 @@ class DaemonProcess:
         self.url = ""
         self.log: list[dict[str, Any]] = []
         self.words: list[str] = []  # on standard error, but no event: a traceback, a last sentence
+        self.output: list[str] = []  # on standard output
         self._process = process
         self._http = http
         self._changed = asyncio.Event()
@@ -173,6 +174,7 @@ class DaemonProcess:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             text = line.decode()
+            self.output.append(text)
             if text.startswith(_ANNOUNCEMENT) and not self.url:
                 self.url = text.removeprefix(_ANNOUNCEMENT).partition("/metrics")[0]
             self._announce()

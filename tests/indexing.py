@@ -115,10 +115,10 @@ HISTORY = """
     select uri, rev, cid, kind, previous_cid from letta.recompile order by uri, rev, cid
 """
 UNTRUE_FLAGS = """
-    select p.uri from letta_store.compiled_prompt p
-    left join letta_store.freshness_truth t on t.did = p.did and t.space = p.space and t.rkey = p.rkey
-    where (p.freshness, p.stale_reasons, p.stale_since, p.evidence)
-        is distinct from (t.freshness, t.stale_reasons, t.stale_since, t.evidence)
+    select letta_store.uri_of(did, space, 'compiled_prompt', rkey) as uri
+    from letta_store.freshness f full join letta_store.freshness_truth t using (did, space, rkey)
+    where (f.freshness, f.stale_reasons, f.stale_rev, f.evidence)
+        is distinct from (t.freshness, t.stale_reasons, t.stale_rev, t.evidence)
 """
 
 

@@ -59,6 +59,7 @@ def test_every_setting_can_be_given_in_each_place(name: str, tmp_path: Path) -> 
     """Each field is read from its flag, its variable and its key, and its default is a value it accepts."""
     text = {"source": "file:x", "cursor": "file:x=4", "only": DID, "deny": DID, "database_url": "postgresql://h/d"}
     text |= {"data_dir": "/srv/x", "space_password_file": "/srv/y", "space_password": "abcd-efgh-ijkl-mnop"}
+    text |= {"page_token_file": "/srv/z", "page_token": "correct-horse-battery"}
     value = text.get(name) or config.default_text(name)
     path = tmp_path / "one.toml"
     path.write_text(f'{name} = "{value}"\n')

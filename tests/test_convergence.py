@@ -41,21 +41,23 @@ from tests.histories import (
 from tests.indexing import Indexing, Sql, indexing, untrue_flags
 
 RECORD_TABLES = ("conversation", "compiled_prompt", "agent", "message", "other_record")
-TABLES = (*RECORD_TABLES, "account", "repo", "tombstone", "recompile", "conversation_version", "cursor", "dead_letter")
+HISTORY = ("tombstone", "recompile", "conversation_version")
+TABLES = (*RECORD_TABLES, "freshness", "account", "repo", *HISTORY, "cursor", "dead_letter")
 SHOWN = ("active", "desynchronized", "throttled")  # every other status hides an account
 
 WIPE = "; ".join(f"delete from letta_store.{table}" for table in TABLES)
 ROWS = " union all ".join(f"select uri, cid, rev from letta_store.{table}" for table in RECORD_TABLES)
 SIZES = " union all ".join(f"select did, size from letta_store.{table}" for table in RECORD_TABLES)
 COUNTS = f"select did, count(*) as records, sum(size) as bytes from ({SIZES}) kept group by did"
-MARKED = (f"select did from letta_store.{table}" for table in ("tombstone", "recompile", "conversation_version"))
+MARKED = (f"select did from letta_store.{table}" for table in HISTORY)
 MARKS = f"select did, count(*) from ({' union all '.join(MARKED)}) marked group by did"
-FLAGS = "select uri, freshness, stale_reasons, stale_since, evidence::text from letta_store.compiled_prompt"
+FLAGS = "select p.uri, f.* from letta_store.compiled_prompt p join letta_store.freshness f using (did, space, rkey)"
 COMPILES = f"select letta_store.uri_of(did, space, '{PROMPT}', rkey) as uri, rev, cid from letta_store.recompile"
 # All that may not depend on how the events arrived: everything kept but when it was.
 STATE = {
     **{table: f"select to_jsonb(r) - 'indexed_at' from letta_store.{table} r" for table in RECORD_TABLES},
     "history": "select to_jsonb(h) - 'seen_at' from letta_store.recompile h",
+    "flags": "select to_jsonb(f) - 'was' from letta_store.freshness f",
     "versions": "select to_jsonb(h) - 'seen_at' from letta_store.conversation_version h",
     "tombstones": "select to_jsonb(t) from letta_store.tombstone t",
     "accounts": "select jsonb_build_array(did, active, status, status_time, hidden, purged_rev)"

@@ -134,7 +134,7 @@ async def test_database_that_does_not_answer_ends_once_with_3(closed_port: int, 
 
 async def test_unknown_schema_version_ends_with_3(database: str, sql: Sql, capture: tuple[str, str]) -> None:
     """A database written by another release is left alone."""
-    await sql.execute("insert into letta_store.schema_version (version) values (999)")
+    await sql.execute("insert into letta_store.schema_version (version, compatible_from) values (999, 999)")
     code, errors = await once(*capture, "--database-url", database)
     assert (code, "999" in errors) == (3, True)
     assert await indexed(sql) == {}

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from indexer import http
 from indexer.config_values import Listen
@@ -89,10 +90,13 @@ async def test_health_needs_nothing_but_the_loop(client: aiohttp.ClientSession, 
 async def test_readiness_tells_its_reasons(client: aiohttp.ClientSession, daemon: Daemon) -> None:
     """200 when ready, 503 with the reasons when not, as JSON either way."""
     async with client.get("/readyz") as answer:
-        assert (answer.status, await answer.json()) == (200, {"ready": True, "reasons": []})
+        assert (answer.status, await answer.json()) == (200, {"ready": True, "reasons": [], "role": "writer"})
     daemon.reasons = ["source firehose:a: last event 300 s ago"]
     async with client.get("/readyz") as answer:
-        assert (answer.status, await answer.json()) == (503, {"ready": False, "reasons": daemon.reasons})
+        assert (answer.status, await answer.json()) == (
+            503,
+            {"ready": False, "reasons": daemon.reasons, "role": "writer"},
+        )
 
 
 async def test_readiness_may_be_awaited() -> None:
@@ -210,10 +214,34 @@ async def test_no_answer_names_the_software(server: HttpServer, request_bytes: b
 async def test_malformed_requests_are_refused(
     server: HttpServer, client: aiohttp.ClientSession, request_bytes: bytes
 ) -> None:
-    """What is no HTTP, or too long, gets a 400, and the next client is served."""
-    assert b" 400 " in (await raw(server, request_bytes)).partition(b"\r\n")[0]
+    """What is no HTTP, or too long, gets a 400 that quotes none of it, and the next client is served."""
+    head, _, body = (await raw(server, request_bytes)).partition(b"\r\n\r\n")
+    assert b" 400 " in head.partition(b"\r\n")[0]
+    assert body == b"bad request\n"
     async with client.get("/healthz") as answer:
         assert answer.status == 200
+
+
+async def test_further_paths_are_served_beside() -> None:
+    """Paths that are added answer as their handlers say, with our headers but for those of their own."""
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        return web.Response(text="added", headers={"Content-Security-Policy": "default-src 'self'"})
+
+    server = HttpServer(
+        Listen("127.0.0.1", 0), Metrics(lambda: 0.0), readiness=list, routes={"/added": answer, "/healthz": answer}
+    )
+    await server.start()
+    async with aiohttp.ClientSession(server.url) as client:
+        async with client.get("/added") as response:
+            assert (response.status, await response.text()) == (200, "added")
+            assert response.headers.getall("Content-Security-Policy") == ["default-src 'self'"]
+            assert response.headers["Cache-Control"] == "no-store"
+        async with client.get("/healthz") as response:
+            assert await response.text() == "ok\n"
+        async with client.post("/added") as response:
+            assert response.status == 405
+    await server.stop()
 
 
 async def test_malformed_requests_leave_no_trace_in_the_log(

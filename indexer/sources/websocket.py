@@ -36,6 +36,9 @@ from indexer.sources.base import ReconnectReason
 BUFFER_BYTES = 1024 * 1024
 """Reading stops while more than this waits to be taken; one read and one frame may come on top."""
 
+FRAME_COST = 64
+"""Bytes that a frame takes beside its own: a peer could send empty ones without end."""
+
 MAX_REDIRECTS = 3
 _PING_SECONDS = 30.0
 _CLOSE_SECONDS = 1.0
@@ -101,7 +104,7 @@ class FrameConnection(ClientConnection):
         super().__init__(protocol, **settings)
         self.name = ""
         self._frames: list[bytes] = []
-        self._held = 0  # bytes in _frames
+        self._held = 0  # bytes that _frames take
         self._fragments = bytearray()
         self._held_back = False  # reading is stopped
         self._leaving = False
@@ -188,7 +191,7 @@ class FrameConnection(ClientConnection):
     def _keep(self, frame: bytes) -> None:
         if not self._leaving:
             self._frames.append(frame)
-            self._held += len(frame)
+            self._held += len(frame) + FRAME_COST
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Note how the connection ended; frames already held can still be taken."""
@@ -253,8 +256,8 @@ def _ended(name: str, exc: ConnectionClosed, *, held_back: bool) -> SourceLost:
         return SourceLost(f"{name}: we closed with {exc.sent.code} ({reason.value})", reason=reason)
     if exc.rcvd is None:
         return SourceLost(f"{name}: the connection broke off", reason=ReconnectReason.CLOSED)
-    reason = _CLOSE_REASONS.get(exc.rcvd.reason, ReconnectReason.CLOSED)
-    return SourceLost(f"{name}: closed by the peer with {exc.rcvd.code} {exc.rcvd.reason!r}", reason=reason)
+    reason = _CLOSE_REASONS.get(exc.rcvd.reason, ReconnectReason.CLOSED)  # any other text of the peer's is not shown
+    return SourceLost(f"{name}: closed by the peer with {exc.rcvd.code} ({reason.value})", reason=reason)
 
 
 def _own_reason(sent: Close, *, held_back: bool) -> ReconnectReason:

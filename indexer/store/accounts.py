@@ -34,7 +34,7 @@ async def _agents(context: Context) -> list[str]:
         return []
     references = {c.record.agent for c in changes if c.record is not None and c.record.agent is not None}
     rows = await context.fetch("agents_of_prompts", *short_keys(prompts), list(references))
-    return [row["agent_uri"] for row in rows]
+    return [row["agent_uri"] for row in rows if row["agent_uri"]]
 
 
 async def update_accounts(context: Context) -> None:

@@ -10,10 +10,10 @@ import asyncpg
 
 from indexer.store.accounts import forget
 from indexer.store.connection import fetch
-from indexer.store.context import Context, Pair, columns, did_of
+from indexer.store.context import Context, columns, did_of
 from indexer.store.repairs import Repairs
 from indexer.store.rows import LocksMissedError
-from indexer.store.statements import RECORD_TABLES, key_columns
+from indexer.store.statements import FACTS, RECORD_TABLES, key_columns
 from indexer.store.writer import transact
 from indexer.syntax import parse_record_uri
 
@@ -29,12 +29,16 @@ PAGE = 500  # rows, or accounts, read in one go
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """A row as an audit sees it; ``value`` is JSON text, ``block`` the original bytes where they were kept."""
+    """A row as an audit sees it; ``value`` is JSON text, ``block`` the original bytes where they were kept.
+
+    ``facts`` is what is said of its long texts, by column.
+    """
 
     uri: str
     cid: str
     value: str
     block: bytes | None
+    facts: dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +54,10 @@ class AuditedRepo:
 async def doubt_flags(context: Context, keys: list[tuple[str, str, str]]) -> None:
     """Have the flags of prompts (did, space, record key) computed anew. Raises LocksMissedError."""
     rows = await context.fetch("agents_of_keys", *columns(keys, 3))
-    named = [row for row in rows if row["agent_uri"] is not None]
-    if missed := {did_of(row["agent_uri"]) for row in named} - context.locked:
+    if missed := {did_of(row["agent_uri"]) for row in rows if row["agent_uri"]} - context.locked:
         raise LocksMissedError(missed)
-    for row in named:
-        context.touched[Pair(row["did"], row["space"], row["agent_uri"])].add(row["rkey"])
-    await context.run("forget_freshness", keys)
+    for row in rows:
+        context.enter(row)
 
 
 class Audits:
@@ -72,10 +74,12 @@ class Audits:
         """Every row of every collection."""
         for table in RECORD_TABLES:
             key = key_columns(table)
+            facts = FACTS.get(table, {})
             after: list[object] = [""] * len(key)
             while page := await self._fetch("rows_after", PAGE, *after, table=table):
                 for row in page:
-                    yield StoredRow(row["uri"], row["cid"], row["value"], row["block"])
+                    said = {name: row[name] for name in facts}
+                    yield StoredRow(row["uri"], row["cid"], row["value"], row["block"], said)
                 after = [page[-1][column] for column in key]
 
     async def untrue_flags(self) -> list[dict[str, object]]:

@@ -88,7 +88,7 @@ async def hold(context: Context) -> None:
     context.applied.dropped.update(forgotten)
     kept = await _with_room(context, waiting) if waiting else []
     rows = ((u.did, u.rev, digest_of(u.frame), u.source, u.reason.value, u.frame) for u in kept)
-    await context.run("put_pending", rows)
+    await context.run("put_pending", rows, heavy=5)
     wants = [*context.batch.wants, *context.wants, *(Want(one.did, one.reason) for one in kept)]
     wants += [Want(did, WantReason.PENDING_FULL, rev) for did, rev in context.crowded.items()]
     await _want(context, [want for want in wants if want.did not in context.forgotten])
@@ -129,7 +129,7 @@ async def _want(context: Context, wants: list[Want]) -> None:
     """One row a repository: of several reasons for one the strongest decides whether it has to be fetched."""
     lost = {want.reason for want in wants if not want.did}
     for reason in sorted(lost):
-        await context.execute("want_every_repo", reason.value)
+        await context.execute("want_every_repo", reason.value, context.now)
     if lost:
         await context.execute("check_hidden", context.now)
         await context.execute("restart_discoveries")

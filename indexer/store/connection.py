@@ -1,30 +1,33 @@
-"""Connections: opening them, the schema behind them, and PostgreSQL's errors as this package's."""
+"""Connections: opening them, and PostgreSQL's errors as this package's."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import asyncpg
 from asyncpg.exceptions import ClientConfigurationError
 
 from indexer.errors import BatchRefused, DatabaseError, DatabaseTooSlow, DatabaseUnavailable, SchemaError
-from indexer.store.statements import schema_sql, statement
+from indexer.store.statements import statement
 
 if TYPE_CHECKING:
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
 else:
     Connection = asyncpg.Connection
 
-SCHEMA_VERSION = 1
 # Seconds: the server ends waiting for a lock and working on a statement by itself and says so; a connection without any
 # answer is given up after that.
 LOCK_TIMEOUT, STATEMENT_TIMEOUT, COMMAND_TIMEOUT = 60, 300, 330
+# Seconds that a transaction may wait for its client: one that was paused or cut off in it must not keep its locks.
+IDLE_TIMEOUT = 4
 Dsn: TypeAlias = Callable[[], Awaitable[str]]
 
 # SQLSTATE classes and codes. The policy on one screen: retry, bisect, or stop.
-_RETRY = ("08", "40", "53", "55", "57", "58")  # connection, rollback, resources, lock, operator, system
+# connection, rollback, resources, lock, operator, system; a transaction that waited too long for us
+_RETRY = ("08", "40", "53", "55", "57", "58", "25P03")
 _REFUSED = ("22", "23", "54", "XX000")  # data, constraint, a program limit such as nesting depth, internal error
 _CANCELED = "57014"  # by our own time limit for a statement
 
@@ -85,68 +88,34 @@ def translated(connection: Connection | None = None) -> Iterator[None]:
         raise translate(error) from None
 
 
-async def connect(dsn: str) -> Connection:
-    """Open one connection. Raises DatabaseUnavailable, or SchemaError where no retry helps (no such database)."""
-    settings = {
+# What a writer asks is asked again and again, and looks everything up by key. Planning takes longer than most of its
+# statements run, so each is planned once: by rules instead of statistics, since those of a table that was empty when a
+# plan was made are wrong soon after.
+WRITING = {"plan_cache_mode": "force_generic_plan"} | {
+    f"enable_{way}": "off" for way in ("seqscan", "bitmapscan", "hashjoin", "mergejoin", "sort", "material")
+}
+
+
+async def connect(dsn: str, settings: Mapping[str, str] = MappingProxyType({})) -> Connection:
+    """Open one connection, with these settings of the server beside those that all have.
+
+    Raises DatabaseUnavailable, or SchemaError where no retry helps (no such database).
+    """
+    own = {
         "application_name": "letta-indexer",
         "search_path": "pg_catalog",
         "jit": "off",
-        # A plan made once and for all is one for arrays of unknown length over tables as they were, often empty ones.
-        "plan_cache_mode": "force_custom_plan",
         "lock_timeout": f"{LOCK_TIMEOUT}s",
         "statement_timeout": f"{STATEMENT_TIMEOUT}s",
+        "idle_in_transaction_session_timeout": f"{IDLE_TIMEOUT}s",
     }
     try:
         with translated():
-            return await asyncpg.connect(dsn, timeout=10, command_timeout=COMMAND_TIMEOUT, server_settings=settings)
+            return await asyncpg.connect(
+                dsn, timeout=10, command_timeout=COMMAND_TIMEOUT, server_settings={**own, **settings}
+            )
     except asyncpg.InterfaceError as error:
         raise translate(error) from None
-
-
-async def ensure_schema(connection: Connection) -> None:
-    """Create the schema in an empty database, in one transaction, or check the version of the one that is there.
-
-    Raises SchemaError for an unknown version, for a database that holds other tables, and for one that isn't UTF-8.
-    """
-    with translated():
-        async with connection.transaction():
-            await connection.execute(statement("lock_creation"))
-            if await connection.fetchval(statement("encoding")) != "UTF8":
-                raise SchemaError(
-                    "the database is not encoded in UTF8: create one that is, and name it by --database-url"
-                )
-            if not await connection.fetchval(statement("has_schema")):
-                if not await connection.fetchval(statement("is_empty")):
-                    raise SchemaError(
-                        "the database has no schema of letta-indexer, but other tables: name an empty one by "
-                        "--database-url, or run `letta-indexer db init` to add the schema beside them"
-                    )
-                await connection.execute(schema_sql())
-        await check_version(connection)
-
-
-async def create_schema(connection: Connection) -> bool:
-    """Create the schema whatever else the database holds; False if it was there. Raises SchemaError."""
-    with translated():
-        async with connection.transaction():
-            await connection.execute(statement("lock_creation"))
-            if await connection.fetchval(statement("has_schema")):
-                created = False
-            else:
-                await connection.execute(schema_sql())
-                created = True
-        await check_version(connection)
-        return created
-
-
-async def check_version(connection: Connection) -> None:
-    """Raise SchemaError unless the schema has the version this program knows."""
-    version = await connection.fetchval(statement("schema_version"))
-    if version != SCHEMA_VERSION:
-        raise SchemaError(
-            f"the database has schema version {version}, this program knows version {SCHEMA_VERSION}: "
-            "run the release of letta-indexer that fits the database, or migrate it"
-        )
 
 
 async def fetch(connection: Connection, name: str, *args: Any, table: str | None = None) -> list[asyncpg.Record]:

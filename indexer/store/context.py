@@ -7,14 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import asyncpg
 
 from indexer.batch import Batch, Key, Order
 from indexer.model import Proposal, Reason, Undecided, Want
 from indexer.store.connection import Connection
-from indexer.store.statements import statement, table_of
+from indexer.store.statements import planned_anew, statement, table_of
 
 MAX_PAYLOAD = 7_900  # bytes; NOTIFY ends at 8,000
 PART_ROWS, PART_BYTES = 1_000, 8 << 20  # of what one statement is given: a snapshot may have a hundred times as much
@@ -72,6 +72,9 @@ class Place(NamedTuple):
     rkey: str
 
 
+ShortKey: TypeAlias = tuple[str, str, str]  # did, space, rkey
+
+
 @dataclass(slots=True)
 class Context:
     """One transaction: its connection and batch, what was read under the locks, what it has done so far."""
@@ -96,36 +99,56 @@ class Context:
     waiting: list[Undecided] = field(default_factory=list)
     wants: list[Want] = field(default_factory=list)
     crowded: dict[str, str] = field(default_factory=dict)  # the greatest rev of each repository that found no room
+    prompts: dict[ShortKey, Pair | None] = field(default_factory=dict)  # that came or changed: where they are now
+    gone: set[ShortKey] = field(default_factory=set)  # prompts that were deleted
     touched: defaultdict[Pair, set[str]] = field(default_factory=lambda: defaultdict(set))  # came, changed or went
     left: dict[Pair, Place] = field(default_factory=dict)  # the greatest place that any of them had
     agents: set[str] = field(default_factory=set)  # URIs of agents that changed, vanished, were hidden or came back
     news: list[str] = field(default_factory=list)
+    planning_anew: bool = False
 
     async def fetch(self, name: str, *args: Any, table: str | None = None) -> list[asyncpg.Record]:
         """Run a named statement and return its rows."""
+        await self._plan(name)
         return await self.connection.fetch(statement(name, table), *args)
 
     async def execute(self, name: str, *args: Any, table: str | None = None) -> None:
         """Run a named statement for what it does."""
+        await self._plan(name)
         await self.connection.execute(statement(name, table), *args)
 
+    async def _plan(self, name: str) -> None:
+        """Have deletes and updates planned for the keys at hand, and all else as it always is."""
+        anew = planned_anew(name)
+        if anew != self.planning_anew:
+            await self.connection.execute(statement("plan_anew" if anew else "plan_once"))
+            self.planning_anew = anew
+
     async def run(
-        self, name: str, rows: Iterable[Sequence[Any]], *args: Any, table: str | None = None
+        self, name: str, rows: Iterable[Sequence[Any]], *args: Any, table: str | None = None, heavy: int | None = None
     ) -> list[asyncpg.Record]:
-        """Run a named statement over columns of rows, a part of them at a time, and return all it gives."""
+        """Run a named statement over columns of rows, a part of them at a time, and return all it gives.
+
+        ``heavy`` is the column that has the values of records, if any has.
+        """
         found: list[asyncpg.Record] = []
-        for part in parts(rows):
+        for part in parts(rows, heavy):
             found += await self.fetch(name, *columns(part), *args, table=table)
         return found
 
-    def touch(self, prompt: asyncpg.Record, before: asyncpg.Record | None = None) -> None:
-        """Note a prompt that came or changed, and as what it was there ``before`` if it was: flags have to follow."""
-        for version in (prompt, before):
-            if version is not None and version["agent_uri"]:
-                self.touched[Pair(version["did"], version["space"], version["agent_uri"])].add(version["rkey"])
-        if before is not None and before["agent_uri"]:
-            pair = Pair(before["did"], before["space"], before["agent_uri"])
-            self.left[pair] = max(place_of(before), self.left.get(pair, place_of(before)))
+    def enter(self, prompt: asyncpg.Record) -> None:
+        """Note a prompt that came, changed or is in doubt, as it is now: its flags have to follow."""
+        pair = pair_of(prompt)
+        self.prompts[prompt["did"], prompt["space"], prompt["rkey"]] = pair
+        if pair is not None:
+            self.touched[pair].add(prompt["rkey"])
+
+    def leave(self, prompt: asyncpg.Record) -> None:
+        """Note a prompt that changed or went, as it was: the flags of others may have to follow."""
+        pair = pair_of(prompt)
+        if pair is not None:
+            self.touched[pair].add(prompt["rkey"])
+            self.left[pair] = max(place_of(prompt), self.left.get(pair, place_of(prompt)))
 
     def has_room(self, did: str, space: str) -> bool:
         """Whether one more row, tombstone or version of a repository is within its account's quota."""
@@ -163,12 +186,13 @@ def columns(rows: Iterable[Sequence[Any]], width: int = 0) -> list[list[Any]]:
     return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]
 
 
-def parts(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
-    """Rows in order, as many at a time as one statement is given; none where there are none."""
+def parts(rows: Iterable[Sequence[Any]], heavy: int | None = None) -> Iterator[list[Sequence[Any]]]:
+    """Rows in order, as many at a time as one statement is given, by number and by the length of column ``heavy``."""
     part: list[Sequence[Any]] = []
     size = 0
     for row in rows:
-        weight = sum(len(value) for value in row if isinstance(value, str | bytes))
+        value = row[heavy] if heavy is not None else None
+        weight = len(value) if isinstance(value, (str, bytes)) else 0
         if part and (len(part) == PART_ROWS or size + weight > PART_BYTES):
             yield part
             part, size = [], 0
@@ -176,6 +200,11 @@ def parts(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
         size += weight
     if part:
         yield part
+
+
+def pair_of(prompt: asyncpg.Record) -> Pair | None:
+    """The prompts that a prompt is compared with; None if it names no agent."""
+    return Pair(prompt["did"], prompt["space"], prompt["agent_uri"]) if prompt["agent_uri"] else None
 
 
 def place_of(prompt: asyncpg.Record) -> Place:
@@ -189,12 +218,17 @@ def key_in(row: asyncpg.Record) -> Key:
     return Key(row["did"], row["space"], row["collection"], row["rkey"])
 
 
+def short_key_in(row: asyncpg.Record) -> ShortKey:
+    """The key of a row within the table of one collection."""
+    return row["did"], row["space"], row["rkey"]
+
+
 def short_keys(keys: Iterable[Key]) -> list[list[Any]]:
     """Columns did, space, rkey: the key within the table of one collection."""
     return columns(map(short_key, keys), 3)
 
 
-def short_key(key: Key) -> tuple[str, str, str]:
+def short_key(key: Key) -> ShortKey:
     """did, space, rkey: the key within the table of one collection."""
     return key.did, key.space, key.rkey
 

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import asyncpg
 
 from indexer.batch import Key, order_of
 from indexer.model import COMPILED_PROMPT, CONVERSATION, Change, Reason, Record
-from indexer.store.context import Context, key_in, short_key
+from indexer.store.context import Context, short_key
 
 
-async def remember(context: Context, written: set[Key]) -> None:
-    """Keep the versions that the batch brought; ``written`` are the rows it made or changed."""
-    prompts = [key for key in written if key.collection == COMPILED_PROMPT]
-    if prompts:
-        roomy = [key for key in prompts if _has_room(context, key)]
-        rows = await context.run("put_recompiles", map(short_key, roomy), context.limits.keep_content)
-        context.mark(rows, 1)
-        await _compare(context, prompts)
+async def remember(context: Context, written: dict[Key, asyncpg.Record]) -> None:
+    """Keep the versions that the batch brought; ``written`` are the rows it made or changed, as they are now."""
+    prompts = {key: row for key, row in written.items() if key.collection == COMPILED_PROMPT}
+    roomy = (key for key in prompts if _has_room(context, key))
+    rows = await context.run("put_recompiles", map(short_key, roomy), context.limits.keep_content)
+    context.mark(rows, 1)
+    for key, row in prompts.items():
+        _compare(context, key, row)
     passed = [
-        (*_version(change), record.value, json.dumps(record.digests))
+        version_row(key, change.rev, change.cid, record)
         for key, change, record in _versions(context, COMPILED_PROMPT)
         if not (key in written and change is context.batch.puts[key]) and _has_room(context, key)
     ]
-    context.mark(await context.run("put_passed_recompiles", passed, context.limits.keep_content), 1)
+    context.mark(await context.run("put_passed_recompiles", passed, context.limits.keep_content, heavy=6), 1)
     versions = [
-        (*_version(change), record.value)
+        (*short_key(key), change.rev, change.cid, record.value)
         for key, change, record in _versions(context, CONVERSATION)
         if _has_room(context, key)
     ]
-    context.mark(await context.run("put_conversation_versions", versions), 1)
+    context.mark(await context.run("put_conversation_versions", versions, heavy=5), 1)
+
+
+def version_row(key: Key, rev: str, cid: str | None, record: Record | None, ordinal: int = 0) -> tuple[object, ...]:
+    """One version of a prompt that isn't the row; of one without a record the CID is all that is known."""
+    value, facts = (None, {}) if record is None else (record.value, record.facts)
+    said = (facts.get(name) for name in ("content_bytes", "content_sha256", "core_memory_sha256"))
+    return (*short_key(key), rev, ordinal, cid, value, *said)
 
 
 def _has_room(context: Context, key: Key) -> bool:
@@ -48,23 +54,18 @@ def _versions(context: Context, collection: str) -> Iterator[tuple[Key, Change, 
             yield key, change, change.record
 
 
-def _version(change: Change) -> tuple[str, str, str, str, str | None]:
-    return change.did, change.space, change.rkey, change.rev, change.cid
-
-
-async def _compare(context: Context, prompts: list[Key]) -> None:
-    """What each written prompt became: its kind of recompile, and the agents whose prompts need a new look."""
-    for row in await context.run("kept_prompts", prompts):
-        key = key_in(row)
-        before = context.kept.get(key)
-        context.touch(row, before)
-        kind = kind_of(before, row)
-        if kind is not None:
-            context.applied.recompiles[kind] += 1
-        if before is not None and kind is not None:
-            facts = {"uri": row["uri"], "cid": row["cid"], "previous_cid": before["cid"], "kind": kind}
-            context.announce("recompiled", key.space, **facts)
-    await context.run("forget_freshness", map(short_key, prompts))
+def _compare(context: Context, key: Key, row: asyncpg.Record) -> None:
+    """What a written prompt became: its kind of recompile, and what needs a new look because of it."""
+    before = context.kept.get(key)
+    context.enter(row)
+    if before is not None:
+        context.leave(before)
+    kind = kind_of(before, row)
+    if kind is not None:
+        context.applied.recompiles[kind] += 1
+    if before is not None and kind is not None:
+        facts = {"uri": row["uri"], "cid": row["cid"], "previous_cid": before["cid"], "kind": kind}
+        context.announce("recompiled", key.space, **facts)
 
 
 def kind_of(before: asyncpg.Record | None, after: asyncpg.Record) -> str | None:

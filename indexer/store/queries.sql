@@ -1,5 +1,11 @@
 -- Every statement the indexer runs. {table}, {key}, {after} and {prompt} come from a closed list (statements.py), values only as parameters.
 
+-- name: plan_once
+set local plan_cache_mode = force_generic_plan;
+
+-- name: plan_anew
+set local plan_cache_mode = force_custom_plan;
+
 -- name: lock_accounts
 -- Locks the account rows of these dids in did order, creating those that are missing: an upsert whose condition is
 -- false locks without writing. Of the dids in $2 those that are there are locked too, and with $3 every tracked account
@@ -22,35 +28,24 @@ from letta_store.account where did = any($1::text[]);
 select did, space, records, bytes, marks from letta_store.repo where did = any($1::text[]);
 
 -- name: agents_of_prompts
--- The agents that these prompts name now, and those that these references would name.
+-- The agents that these prompts name now, and those that these references would name; null where none is named.
 select p.agent_uri
 from unnest($1::text[], $2::text[], $3::text[]) as k (did, space, rkey)
 join letta_store.compiled_prompt p on p.did = k.did and p.space = k.space and p.rkey = k.rkey
-where p.did = any($1::text[]) and p.agent_uri is not null
 union
-select uri from (select letta_store.record_uri(reference) as uri from unnest($4::text[]) as r (reference) offset 0) named
-where uri is not null;
+select uri from (select letta_store.record_uri(reference) as uri from unnest($4::text[]) as r (reference) offset 0) named;
 
 -- name: tombstones
 select t.did, t.space, t.collection, t.rkey, t.rev, t.proven
 from unnest($1::text[], $2::text[], $3::text[], $4::text[]) as k (did, space, collection, rkey)
 join letta_store.tombstone t
-    on t.did = k.did and t.space = k.space and t.collection = k.collection and t.rkey = k.rkey
-where t.did = any($1::text[]);
+    on t.did = k.did and t.space = k.space and t.collection = k.collection and t.rkey = k.rkey;
 
 -- name: kept_rows
-select r.did, r.space, r.collection, r.rkey, r.cid, r.rev, r.proof is not null as proven, r.size
+select r.did, r.space, r.collection, r.rkey, r.cid, r.rev, r.proof is not null as proven, r.size, r.uri, {shown}
 from unnest($1::text[], $2::text[], $3::text[], $4::text[]) as k (did, space, collection, rkey)
 join letta_store.{table} r
-    on r.did = k.did and r.space = k.space and r.collection = k.collection and r.rkey = k.rkey
-where r.did = any($1::text[]);
-
--- name: kept_prompts
-select r.did, r.space, r.collection, r.rkey, r.cid, r.rev, r.proof is not null as proven, r.size,
-    r.uri, r.agent, r.agent_uri, r.compiled_at, r.content_sha256, r.core_memory_sha256, r.memfs_revision
-from unnest($1::text[], $2::text[], $3::text[], $4::text[]) as k (did, space, collection, rkey)
-join letta_store.compiled_prompt r on r.did = k.did and r.space = k.space and r.rkey = k.rkey
-where r.did = any($1::text[]);
+    on r.did = k.did and r.space = k.space and r.collection = k.collection and r.rkey = k.rkey;
 
 -- name: put_tombstones
 insert into letta_store.tombstone as kept (did, space, collection, rkey, rev, proven)
@@ -83,17 +78,18 @@ returning h.did, h.space;
 -- name: put_rows
 -- One upsert for every table of records: newer by (rev, proof, cid), or nothing.
 insert into letta_store.{table} as kept
-    (did, space, collection, rkey, cid, rev, value, size, block, digests, valid, violations, proof)
-select did, space, collection, rkey, cid, rev, value::jsonb, size, block, digests::jsonb, valid, violations::jsonb, proof
+    (did, space, collection, rkey, cid, rev, value, size, block, digests, valid, violations, proof{facts})
+select did, space, collection, rkey, cid, rev, value::jsonb, size, block, digests::jsonb, valid, violations::jsonb,
+    proof{facts}
 from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::integer[],
-    $9::bytea[], $10::text[], $11::boolean[], $12::text[], $13::text[])
-    as new (did, space, collection, rkey, cid, rev, value, size, block, digests, valid, violations, proof)
+    $9::bytea[], $10::text[], $11::boolean[], $12::text[], $13::text[]{fact_arrays})
+    as new (did, space, collection, rkey, cid, rev, value, size, block, digests, valid, violations, proof{facts})
 on conflict ({key}) do update set
     cid = excluded.cid, rev = excluded.rev, value = excluded.value, size = excluded.size, block = excluded.block,
     digests = excluded.digests, valid = excluded.valid, violations = excluded.violations, proof = excluded.proof,
-    indexed_at = excluded.indexed_at
+    indexed_at = excluded.indexed_at{new_facts}
 where (excluded.rev, excluded.proof is not null, excluded.cid) > (kept.rev, kept.proof is not null, kept.cid)
-returning did, space, collection, rkey, uri, cid, size;
+returning did, space, collection, rkey, uri, cid, {shown};
 
 -- name: put_recompiles
 -- History of prompts whose row is the version itself: its columns are at hand.
@@ -103,23 +99,23 @@ select p.did, p.space, p.rkey, p.rev, p.cid, p.compiled_at, p.raw_system_hash, p
     p.content_bytes, p.content_sha256, p.core_memory_sha256, case when $4 then p.value end
 from unnest($1::text[], $2::text[], $3::text[]) as k (did, space, rkey)
 join letta_store.compiled_prompt p on p.did = k.did and p.space = k.space and p.rkey = k.rkey
-where p.did = any($1::text[])
 on conflict do nothing
 returning did, space;
 
 -- name: put_passed_recompiles
--- History of versions that are not (or no longer) the row.
-insert into letta_store.recompile (did, space, rkey, rev, cid, compiled_at, raw_system_hash, memfs_revision,
-    content_bytes, content_sha256, core_memory_sha256, value)
-select did, space, rkey, rev, cid,
+-- History of versions that are not (or no longer) the row; of some that were overridden in a space before we saw them
+-- the CID is all that is known.
+insert into letta_store.recompile (did, space, rkey, rev, ordinal, cid, superseded, compiled_at, raw_system_hash,
+    memfs_revision, content_bytes, content_sha256, core_memory_sha256, value)
+select did, space, rkey, rev, ordinal, cid, value is null,
     letta_store.instant(letta_store.text_at(value, 'compiledAt')), letta_store.text_at(value, 'rawSystemHash'),
-    letta_store.text_at(value, 'memfsRevision'), octet_length(letta_store.text_at(value, 'content')),
-    letta_store.sha256_at(value, digests, 'content'), letta_store.sha256_at(value, digests, 'coreMemory'),
-    case when $8 then value end
+    letta_store.text_at(value, 'memfsRevision'), content_bytes, content_sha256, core_memory_sha256,
+    case when $11 then value end
 from (
-    select did, space, rkey, rev, cid, value::jsonb as value, digests::jsonb as digests
-    from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[])
-        as v (did, space, rkey, rev, cid, value, digests)
+    select did, space, rkey, rev, ordinal, cid, value::jsonb as value, content_bytes, content_sha256, core_memory_sha256
+    from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::integer[], $6::text[], $7::text[], $8::integer[],
+        $9::text[], $10::text[])
+        as v (did, space, rkey, rev, ordinal, cid, value, content_bytes, content_sha256, core_memory_sha256)
 ) v
 on conflict do nothing
 returning did, space;
@@ -193,27 +189,56 @@ from unnest($1::text[]) as a (uri)
 join letta_store.compiled_prompt p
     on hashtextextended(p.agent_uri, 0) = hashtextextended(a.uri, 0) and p.agent_uri = a.uri;
 
--- name: forget_freshness
--- A prompt that names no agent any more has nothing to be compared with.
-update letta_store.compiled_prompt p
-set freshness = 'unverified', stale_reasons = '{}', stale_since = null, evidence = null
-from unnest($1::text[], $2::text[], $3::text[]) as k (did, space, rkey)
-where p.did = any($1::text[]) and p.did = k.did and p.space = k.space and p.rkey = k.rkey
-    and p.agent_uri is null and p.freshness <> 'unverified';
+-- name: drop_flags
+-- Those of prompts that are gone.
+delete from letta_store.freshness f
+using unnest($1::text[], $2::text[], $3::text[]) as k (did, space, rkey)
+where f.did = any($1::text[]) and f.did = k.did and f.space = k.space and f.rkey = k.rkey;
 
 -- name: latest_prompts
 -- The latest prompt of each of these agents in each of these repositories, where one is left.
 select k.did, k.space, k.agent_uri, latest.rkey, latest.compiled_at
 from unnest($1::text[], $2::text[], $3::text[]) as k (did, space, agent_uri)
+join letta_store.account x on x.did = k.did
 cross join lateral (
     select p.rkey, p.compiled_at from letta_store.compiled_prompt p
     where hashtextextended(p.agent_uri, 0) = hashtextextended(k.agent_uri, 0)
-        and p.did = k.did and p.space = k.space and p.agent_uri = k.agent_uri
+        and p.did = x.did and p.space = k.space and p.agent_uri = k.agent_uri
     order by p.compiled_at desc nulls last, p.rkey desc limit 1) latest;
 
--- name: refresh_freshness
-select did, space, rkey, uri, cid, agent, was, freshness, stale_reasons
-from letta_store.refresh_freshness($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[]);
+-- name: refresh_prompts
+-- Brings the flags of these prompts in line with their definition; the changed.
+insert into letta_store.freshness as kept (did, space, rkey, freshness, stale_reasons, stale_rev, evidence)
+select t.did, t.space, t.rkey, t.freshness, t.stale_reasons, t.stale_rev, t.evidence
+from unnest($1::text[], $2::text[], $3::text[]) as k (did, space, rkey)
+cross join lateral (
+    select * from letta_store.freshness_truth f
+    where f.did = k.did and f.space = k.space and f.rkey = k.rkey and f.differs
+    offset 0) t
+on conflict (did, space, rkey) do update set
+    freshness = excluded.freshness, stale_reasons = excluded.stale_reasons, stale_rev = excluded.stale_rev,
+    evidence = excluded.evidence, was = kept.freshness
+returning kept.did, kept.space, kept.rkey, kept.was, kept.freshness, kept.stale_reasons;
+
+-- name: refresh_pairs
+-- The same for every prompt of these agents in these repositories.
+insert into letta_store.freshness as kept (did, space, rkey, freshness, stale_reasons, stale_rev, evidence)
+select t.did, t.space, t.rkey, t.freshness, t.stale_reasons, t.stale_rev, t.evidence
+from unnest($1::text[], $2::text[], $3::text[]) as k (did, space, agent_uri)
+cross join lateral (
+    select * from letta_store.freshness_truth f
+    where f.did = k.did and f.space = k.space and f.agent_uri = k.agent_uri
+        and hashtextextended(f.agent_uri, 0) = hashtextextended(k.agent_uri, 0) and f.differs
+    offset 0) t
+on conflict (did, space, rkey) do update set
+    freshness = excluded.freshness, stale_reasons = excluded.stale_reasons, stale_rev = excluded.stale_rev,
+    evidence = excluded.evidence, was = kept.freshness
+returning kept.did, kept.space, kept.rkey, kept.was, kept.freshness, kept.stale_reasons;
+
+-- name: named_prompts
+select p.did, p.space, p.rkey, p.uri, p.cid, p.agent
+from unnest($1::text[], $2::text[], $3::text[]) as k (did, space, rkey)
+join letta_store.compiled_prompt p on p.did = k.did and p.space = k.space and p.rkey = k.rkey;
 
 -- name: notify
 select pg_notify('letta', payload) from unnest($1::text[]) as news (payload);
@@ -252,7 +277,22 @@ on conflict (source) do update set state = excluded.state, detail = excluded.det
 select source, seq, event_time from letta_store.cursor where source = any($1::text[]);
 
 -- name: schema_version
-select max(version) from letta_store.schema_version;
+-- Version 1 had no compatible_from.
+select version, coalesce((to_jsonb(v) ->> 'compatible_from')::integer, version) as compatible_from
+from letta_store.schema_version v order by version desc limit 1;
+
+-- name: put_version
+insert into letta_store.schema_version (version, compatible_from) values ($1, $2);
+
+-- name: share_schema
+-- Held by every connection that works with the schema, until it ends: indexer/store/migrations.py.
+select pg_advisory_lock_shared(7815838946019);
+
+-- name: try_own_schema
+select pg_try_advisory_xact_lock(7815838946019);
+
+-- name: unlimited_time
+set local statement_timeout = 0;
 
 -- name: has_schema
 select to_regclass('letta_store.schema_version') is not null;
@@ -270,11 +310,26 @@ select pg_advisory_xact_lock(7815838946018);
 -- name: encoding
 select current_setting('server_encoding');
 
+-- name: create_reader
+-- The role that a dump grants its views to, as schema.sql makes it: dumps hold no roles.
+do $$
+begin
+    if not exists (select from pg_roles where rolname = 'letta_reader') then
+        create role letta_reader nologin;
+    end if;
+exception
+    when duplicate_object or unique_violation then null;
+end
+$$;
+
+-- name: analyze
+analyze;
+
 -- name: prompts_by_freshness
-select freshness, count(*) as prompts from letta_store.compiled_prompt group by freshness order by freshness;
+select freshness, count(*) as prompts from letta_store.freshness group by freshness order by freshness;
 
 -- name: stale_prompts_by_reason
-select reason, count(*) as prompts from letta_store.compiled_prompt, unnest(stale_reasons) as r (reason)
+select reason, count(*) as prompts from letta_store.freshness, unnest(stale_reasons) as r (reason)
 where freshness = 'stale' group by reason order by reason;
 
 -- name: status_sources
@@ -317,14 +372,15 @@ where excluded.rev > kept.rev;
 -- name: put_wants
 -- A want on each of these repositories, tracked from now on. What pending may settle ('decide') raises no bar for a
 -- fetch that is under way; a fetch wanted anew does. What somebody asks for ($6 by reason) doesn't wait for a backoff.
-insert into letta_store.repo as kept (did, space, want, want_no, wanted_rev, want_reasons, next_attempt_at)
-select did, '', want, 1, rev, reasons, $5
+insert into letta_store.repo as kept (did, space, want, want_no, wanted_rev, want_reasons, next_attempt_at, wanted_since)
+select did, '', want, 1, rev, reasons, $5, $5
 from unnest($1::text[], $2::text[], $3::text[], $4::text[]) as w (did, want, rev, reason),
     lateral (select array[reason] as reasons) r
 on conflict (did, space) do update set
     want = case when kept.want = 'fetch' then 'fetch' else excluded.want end,
     want_no = kept.want_no + case when excluded.want = 'fetch' or kept.want is null then 1 else 0 end,
     wanted_rev = greatest(kept.wanted_rev, excluded.wanted_rev),
+    wanted_since = case when kept.want is null then excluded.wanted_since else kept.wanted_since end,
     want_reasons = case when kept.want is null then excluded.want_reasons
         when excluded.want_reasons <@ kept.want_reasons then kept.want_reasons
         else kept.want_reasons || excluded.want_reasons end,
@@ -341,7 +397,7 @@ where a.hidden and not a.forgotten and exists (select from letta_store.repo r wh
 -- name: want_every_repo
 -- But those that are wanted for the same already, with no fetch of them under way.
 update letta_store.repo as kept
-set want = 'fetch', want_no = want_no + 1,
+set want = 'fetch', want_no = want_no + 1, wanted_since = case when want is null then $2 else wanted_since end,
     want_reasons = case when want is null then array[$1::text]
         when $1::text = any(want_reasons) then want_reasons else want_reasons || $1::text end
 where space = '' and not coalesce(want = 'fetch' and $1::text = any(want_reasons) and claim_id is null, false);
@@ -352,11 +408,12 @@ update letta_store.repo r
 set want = null, wanted_rev = null, want_reasons = '{}', attempts = 0, behind = 0, last_error = null, claim_id = null,
     lease_until = null
 from unnest($1::text[], $2::text[], $3::text[]) as head (did, rev, data)
+left join (select did from letta_store.pending where did = any($1::text[]) and space = '' offset 0) p on p.did = head.did
 where r.did = any($1::text[]) and r.did = head.did and r.space = '' and r.rev = head.rev and r.data_cid = head.data
     and r.want = 'fetch'
     and (r.wanted_rev is not null and r.wanted_rev <= head.rev)
     and r.want_reasons <@ $4::text[]
-    and not exists (select from letta_store.pending p where p.did = r.did and p.space = r.space);
+    and p.did is null;
 
 -- name: pending_sizes
 select did, count(*) as frames, sum(length(frame)) as bytes
@@ -583,7 +640,7 @@ update letta_store.dead_letter set frame = null where did = any($1::text[]) and 
 
 -- name: rows_after
 -- A page of rows in key order, for the audit: at most $1, after the key that follows.
-select did, space, collection, rkey, uri, cid, rev, value::text as value, block, proof is not null as proven
+select did, space, collection, rkey, uri, cid, rev, value::text as value, block, proof is not null as proven{facts}
 from letta_store.{table} where ({key}) > ({after})
 order by {key} limit $1;
 
@@ -593,8 +650,7 @@ select did from letta_store.account where did > $1 order by did limit $2;
 
 -- name: untrue_flags
 -- Prompts of these accounts whose stored flags are not what the defining view computes.
-select p.uri, p.freshness as stored, t.freshness as computed, p.stale_reasons as stored_reasons,
-    t.stale_reasons as computed_reasons
+select p.uri, t.stored, t.freshness as computed, t.stored_reasons, t.stale_reasons as computed_reasons
 from letta_store.compiled_prompt p
 join letta_store.freshness_truth t on t.did = p.did and t.space = p.space and t.rkey = p.rkey
 where p.did = any($1::text[]) and t.did = any($1::text[]) and t.differs
@@ -604,8 +660,7 @@ order by p.uri;
 -- The agents that these prompts name.
 select p.did, p.space, p.rkey, p.agent_uri
 from unnest($1::text[], $2::text[], $3::text[]) as k (did, space, rkey)
-join letta_store.compiled_prompt p on p.did = k.did and p.space = k.space and p.rkey = k.rkey
-where p.did = any($1::text[]);
+join letta_store.compiled_prompt p on p.did = k.did and p.space = k.space and p.rkey = k.rkey;
 
 -- name: audited_repos
 select r.did, r.rev, r.want, a.pds from letta_store.repo r join letta_store.account a on a.did = r.did
@@ -637,16 +692,19 @@ select coalesce(sum(records), 0)::bigint as records from letta_store.repo
 where space = '' and ($1::text[] is null or did = any($1::text[]));
 
 -- name: prunable_accounts
--- States of accounts that hold nothing here, told long ago: only kept against events out of order. Locked first, and
--- looked at again under the lock: a first record may be on its way.
+-- States of accounts that hold nothing here, told long ago: only kept against events out of order.
 select a.did from letta_store.account a
 where a.status_time < $1 and a.status_time > '0001-01-02 00:00+00' and not a.forgotten and a.purged_rev = ''
     and not exists (select from letta_store.repo r where r.did = a.did)
-order by a.did limit $2 for update skip locked;
+order by a.did limit $2;
 
 -- name: prune_accounts
+-- Of these, which are locked by now: a first record may have been on its way.
 delete from letta_store.account a
-where a.did = any($1::text[]) and not exists (select from letta_store.repo r where r.did = a.did);
+where a.did = any($1::text[])
+    and a.status_time < $2 and a.status_time > '0001-01-02 00:00+00' and not a.forgotten and a.purged_rev = ''
+    and not exists (select from letta_store.repo r where r.did = a.did)
+returning a.did;
 
 -- name: start_discovery
 insert into letta_store.discovery (source, collection) select $1, c from unnest($2::text[]) as d (c)
@@ -724,23 +782,6 @@ on conflict (account, space) do update set state = excluded.state, detail = excl
 -- name: raise_space_proofs
 update letta_store.{table} r set proof = $3::text where did = $1 and space = $2 and proof is distinct from $3::text;
 
--- name: put_superseded
--- Versions of prompts in a space that were overridden before we saw them; of some the CID is all that is known.
-insert into letta_store.recompile (did, space, rkey, rev, ordinal, cid, superseded, compiled_at, raw_system_hash,
-    memfs_revision, content_bytes, content_sha256, core_memory_sha256, value)
-select did, space, rkey, rev, ordinal, cid, value is null,
-    letta_store.instant(letta_store.text_at(value, 'compiledAt')), letta_store.text_at(value, 'rawSystemHash'),
-    letta_store.text_at(value, 'memfsRevision'), octet_length(letta_store.text_at(value, 'content')),
-    letta_store.sha256_at(value, digests, 'content'), letta_store.sha256_at(value, digests, 'coreMemory'),
-    case when $9 then value end
-from (
-    select did, space, rkey, rev, ordinal, cid, value::jsonb as value, digests::jsonb as digests
-    from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::integer[], $6::text[], $7::text[], $8::text[])
-        as v (did, space, rkey, rev, ordinal, cid, value, digests)
-) v
-on conflict do nothing
-returning did, space;
-
 -- name: space_authors
 select distinct did from letta_store.repo where space = $1;
 
@@ -756,8 +797,8 @@ delete from letta_store.space_source where space = $1 and ($2::text[] is null or
 
 -- name: drop_account_spaces
 -- How far the spaces of this account have been read, and what it was called in the settings.
-delete from letta_store.space_source s using letta_store.account a
-where a.did = $1 and s.account in (a.did, a.handle);
+delete from letta_store.space_source
+where account = $1 or account in (select handle from letta_store.account where did = $1);
 
 -- name: reset_spaces
 -- What was held of these accounts in spaces is gone: their repositories are read anew, if they ever come back.
@@ -765,3 +806,84 @@ update letta_store.repo set rev = '', lthash = null, judgement = null where did 
 
 -- name: purge_space_history
 delete from letta_store.{table} r where r.did = any($1::text[]) and r.space = $2 returning r.did, r.space;
+
+-- Gauges (indexer/gauges.py).
+
+-- name: records_by_proof
+-- All that is kept, of hidden accounts too. Typed tables hold one collection each: only proof and valid are read.
+select collection, proof, sum(records)::bigint as records, sum(invalid)::bigint as invalid
+from (
+    select 'xyz.quasigod.lab.letta.conversation' as collection, coalesce(proof, '') as proof, count(*) as records,
+        count(*) filter (where not valid) as invalid
+    from letta_store.conversation group by proof
+    union all
+    select 'xyz.quasigod.lab.letta.compiledPrompt', coalesce(proof, ''), count(*), count(*) filter (where not valid)
+    from letta_store.compiled_prompt group by proof
+    union all
+    select 'xyz.quasigod.lab.letta.agent', coalesce(proof, ''), count(*), count(*) filter (where not valid)
+    from letta_store.agent group by proof
+    union all
+    select 'xyz.quasigod.lab.letta.message', coalesce(proof, ''), count(*), count(*) filter (where not valid)
+    from letta_store.message group by proof
+    union all
+    select '', coalesce(proof, ''), count(*), count(*) filter (where not valid) from letta_store.other_record group by proof
+) counted
+group by collection, proof order by collection, proof;
+
+-- name: issues_by_severity
+select severity, count(*) as issues from letta.integrity_issue group by severity order by severity;
+
+-- name: ages
+-- Seconds until $1, 0 where nothing waits. A hidden account's fetch waits for its return, not for us.
+select
+    (select coalesce(extract(epoch from $1::timestamptz - letta_store.rev_time(min(stale_rev))), 0)
+     from letta_store.freshness where freshness = 'stale') as stalest_prompt_seconds,
+    w.failing_wants, w.oldest_want_seconds
+from (
+    select count(*) filter (where r.attempts >= 3) as failing_wants,
+        coalesce(extract(epoch from $1::timestamptz - min(r.wanted_since)), 0) as oldest_want_seconds
+    from letta_store.repo r join letta_store.account a on a.did = r.did
+    where r.want is not null and r.space = '' and (r.want = 'decide' or not a.hidden)
+) w;
+
+-- name: place
+-- The folder only where the server is sure to be on this machine, and to us who may know it.
+select pg_database_size(current_database()) as bytes,
+    (select setting from pg_settings where name = 'data_directory' and inet_server_addr() is null) as folder;
+
+-- The lease: which daemon writes the stream.
+
+-- name: take_lease
+-- If nobody holds it: it was not renewed in time, or the session that renewed it last has ended. As generation is a key,
+-- this waits for those who hold the lease in a transaction (hold_lease), and is waited for by them.
+update letta_store.lease
+set generation = generation + 1, holder = $1, session = pg_backend_pid(), valid_until = clock_timestamp() + $2
+where name = 'stream'
+    and (valid_until <= clock_timestamp() or not exists (select from pg_stat_activity where pid = session))
+returning generation;
+
+-- name: lease_holder
+select holder, valid_until > clock_timestamp() and exists (select from pg_stat_activity where pid = session) as held
+from letta_store.lease where name = 'stream';
+
+-- name: renew_lease
+update letta_store.lease set session = pg_backend_pid(), valid_until = clock_timestamp() + $2
+where name = 'stream' and generation = $1
+returning generation;
+
+-- name: release_lease
+update letta_store.lease set valid_until = clock_timestamp() where name = 'stream' and generation = $1;
+
+-- name: hold_lease
+-- Renewing goes on meanwhile, taking it over waits.
+select from letta_store.lease where name = 'stream' and generation = $1 for key share;
+
+-- name: process
+-- The one of the server that works for this connection, whatever a pool in between says it is.
+select pg_backend_pid();
+
+-- name: dead_processes
+-- Of these processes of the server those that have been waiting for their clients for so long, and those that are gone.
+select waiting.pid from unnest($1::int[]) as waiting (pid)
+left join pg_stat_activity a on a.pid = waiting.pid
+where a.pid is null or (a.wait_event_type = 'Client' and clock_timestamp() - a.state_change > $2);

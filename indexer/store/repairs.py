@@ -26,6 +26,7 @@ from indexer.store.claims import (
 )
 from indexer.store.connection import fetch
 from indexer.store.context import Applied, Context, Limits, columns
+from indexer.store.lease import Lease, hold_lease
 from indexer.store.statements import RECORD_TABLES, statement
 from indexer.store.writer import Step, transact
 
@@ -221,31 +222,41 @@ class Repairs:
         """Note the page to go on from; None: that was the last."""
         await self._fetch("note_discovery", source, collection, page)
 
-    async def widen(self, source: str, patterns: Sequence[str], covers: Callable[[Sequence[str]], bool]) -> bool:
+    async def widen(
+        self, source: str, patterns: Sequence[str], covers: Callable[[Sequence[str]], bool], lease: Lease | None
+    ) -> bool:
         """Store the filter that a source is read with; whether it is wider than the one before (``covers`` tells).
 
         Where it is, discovery begins again. A source without a filter yet is not widened: it is new.
+        Raises LeaseLostError.
         """
         rows = await self._fetch("source_filter", source)
         before = rows[0]["filter"] if rows else None
         widened = before is not None and not covers(before.split())
         if widened:
             await self._fetch("restart_discovery", source)
-        await self._fetch("put_source_filter", source, " ".join(patterns))
+        await self._put_filter(source, patterns, lease)
         return widened
+
+    async def _put_filter(self, source: str, patterns: Sequence[str], lease: Lease | None) -> None:
+        async with self._store.connection("repair") as connection, connection.transaction():
+            await fetch(connection, "put_source_filter", source, " ".join(patterns))
+            await hold_lease(connection, lease)
 
     async def filters(self) -> dict[str, list[str]]:
         """The patterns that each source was read with last."""
         return {row["source"]: row["filter"].split() for row in await self._fetch("source_filters")}
 
-    async def narrow(self, patterns: Sequence[str], covers: Callable[[Sequence[str]], bool]) -> None:
+    async def narrow(
+        self, patterns: Sequence[str], covers: Callable[[Sequence[str]], bool], lease: Lease | None
+    ) -> None:
         """Note that repositories are fetched under these patterns from now on, whatever source they are wanted by.
 
-        A source that was read with more (``covers`` tells) is widened when it is read so again.
+        A source that was read with more (``covers`` tells) is widened when it is read so again. Raises LeaseLostError.
         """
         for source, before in (await self.filters()).items():
             if not covers(before):
-                await self._fetch("put_source_filter", source, " ".join(patterns))
+                await self._put_filter(source, patterns, lease)
 
     async def tracked(self) -> list[tuple[str, str, str | None]]:
         """Every tracked account: its last proven rev, and its key where one is known."""

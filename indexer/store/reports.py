@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -63,3 +64,30 @@ async def read_counts(connection: Connection) -> tuple[dict[str, int], dict[str,
     freshness = await fetch(connection, "prompts_by_freshness")
     reasons = await fetch(connection, "stale_prompts_by_reason")
     return {r["freshness"]: r["prompts"] for r in freshness}, {r["reason"]: r["prompts"] for r in reasons}
+
+
+async def read_records(connection: Connection) -> tuple[dict[tuple[str, str], int], dict[str, int]]:
+    """Records by collection (an NSID) and proof ('' for none), and those that break their schema by collection."""
+    rows = await fetch(connection, "records_by_proof")
+    by_proof = {(row["collection"], row["proof"]): row["records"] for row in rows}
+    invalid: Counter[str] = Counter()
+    for row in rows:
+        invalid[row["collection"]] += row["invalid"]
+    return by_proof, invalid
+
+
+async def read_issues(connection: Connection) -> dict[str, int]:
+    """Integrity issues by severity."""
+    return {row["severity"]: row["issues"] for row in await fetch(connection, "issues_by_severity")}
+
+
+async def read_ages(connection: Connection, now: datetime) -> dict[str, float]:
+    """What waits, and since when, as gauges by their names: seconds until ``now``, 0 where nothing waits."""
+    (row,) = await fetch(connection, "ages", now)
+    return {name: max(0.0, float(value)) for name, value in row.items()}
+
+
+async def read_place(connection: Connection) -> tuple[int, str | None]:
+    """The database's size in bytes, and the folder it lies in: None where the server may be on another machine."""
+    (row,) = await fetch(connection, "place")
+    return row["bytes"], row["folder"]

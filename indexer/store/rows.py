@@ -13,7 +13,7 @@ import asyncpg
 from indexer.batch import Key, Order, key_of, order_of
 from indexer.model import AGENT, COMPILED_PROMPT, CONVERSATION, Change, Reason
 from indexer.store.context import Context, Share, by_table, did_of, key_in, short_key
-from indexer.store.statements import PROMPTS, table_of
+from indexer.store.statements import FACTS, table_of
 
 
 class LocksMissedError(Exception):
@@ -40,18 +40,12 @@ async def read_rows(context: Context) -> None:
     for row in await context.run("tombstones", keys):
         context.tombstones[key_in(row)] = Order(row["rev"], row["proven"])
     for table, group in by_table(keys).items():
-        for row in await _kept(context, table, group):
+        for row in await context.run("kept_rows", group, table=table):
             context.kept[key_in(row)] = row
     prompts = [row for key, row in context.kept.items() if key.collection == COMPILED_PROMPT]
     missed = {did_of(row["agent_uri"]) for row in prompts if row["agent_uri"]} - context.locked
     if missed:
         raise LocksMissedError(missed)
-
-
-async def _kept(context: Context, table: str, keys: list[Key]) -> list[asyncpg.Record]:
-    if table == PROMPTS:
-        return await context.run("kept_prompts", keys)
-    return await context.run("kept_rows", keys, table=table)
 
 
 async def delete(context: Context) -> None:
@@ -99,20 +93,22 @@ def note_deleted(context: Context, rows: Iterable[asyncpg.Record]) -> None:
             context.agents.add(row["uri"])
         if key.collection == COMPILED_PROMPT:
             context.announce("deleted", key.space, uri=row["uri"])
-            context.touch(row, before=row)
+            context.leave(row)
+            context.gone.add(short_key(key))
 
 
-async def put(context: Context) -> set[Key]:
-    """Write the rows that the batch makes or changes; their keys."""
+async def put(context: Context) -> dict[Key, asyncpg.Record]:
+    """Write the rows that the batch makes or changes; what is now there of them."""
     grouped: defaultdict[str, list[Change]] = defaultdict(list)
     for change in context.batch.puts.values():
         if _admitted(context, change):
             grouped[table_of(change.collection)].append(change)
-    written: set[Key] = set()
+    written: dict[Key, asyncpg.Record] = {}
     for table, group in grouped.items():
-        for row in await context.run("put_rows", map(_row, group), table=table):
+        facts = FACTS.get(table, {})
+        for row in await context.run("put_rows", (_row(change, facts) for change in group), table=table, heavy=6):
             key = key_in(row)
-            written.add(key)
+            written[key] = row
             context.applied.rows[key.collection] += 1
             if key.collection == AGENT:
                 context.agents.add(row["uri"])
@@ -149,7 +145,7 @@ def _size(change: Change) -> int:
     return change.record.size if change.record is not None else 0
 
 
-def _row(change: Change) -> tuple[Any, ...]:
+def _row(change: Change, facts: Iterable[str]) -> tuple[Any, ...]:
     record = change.record
     assert record is not None, "a put has a record"
     violations = [{"field": one.field, "rule": one.rule} for one in record.violations]
@@ -164,6 +160,7 @@ def _row(change: Change) -> tuple[Any, ...]:
         record.valid,
         json.dumps(violations) if violations else None,
         change.proof,
+        *(record.facts.get(name) for name in facts),
     )
 
 

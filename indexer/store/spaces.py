@@ -6,7 +6,6 @@ read from: tombstones and pending are not needed, and two readers can't both mov
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -18,8 +17,10 @@ from indexer.model import COMPILED_PROMPT, Change, Proof, Reason, Record
 from indexer.store.claims import drop_rows, drop_versions, rows_of
 from indexer.store.connection import fetch
 from indexer.store.context import Applied, Context, Share, did_of
+from indexer.store.history import version_row
+from indexer.store.lease import Lease, hold_lease
 from indexer.store.rows import LocksMissedError
-from indexer.store.statements import HISTORY_TABLES, RECORD_TABLES, statement
+from indexer.store.statements import HISTORY_TABLES, PROMPTS, RECORD_TABLES, statement
 from indexer.store.writer import Step, transact
 from indexer.syntax import LAST_TID
 
@@ -73,10 +74,14 @@ class Move:
 
 
 class Spaces:
-    """What the reader of spaces does in the store. Raises what :class:`indexer.store.Store` does."""
+    """What the reader of spaces does in the store, under a lease if it is the daemon's.
 
-    def __init__(self, store: Store) -> None:
+    Raises what :class:`indexer.store.Store` does, and LeaseLostError.
+    """
+
+    def __init__(self, store: Store, lease: Lease | None = None) -> None:
         self._store = store
+        self._lease = lease
 
     async def states(self, did: str) -> dict[str, SpaceState]:
         """How far this author's repositories have been read, by space."""
@@ -95,10 +100,11 @@ class Spaces:
 
     async def note(self, account: str, space: str, state: str, detail: str | None, now: datetime) -> None:
         """Record what a followed account (``space`` is '') or one of its repositories is doing."""
-        async with self._store.connection("read") as connection:
+        async with self._store.connection("read") as connection, connection.transaction():
             await connection.execute(
                 statement("put_space_source_state"), account, space, state, detail and detail[:500], now
             )
+            await hold_lease(connection, self._lease)
 
     async def move(self, move: Move, now: datetime) -> Applied:
         """Write what leads a repository on, with its new state and cursor. Raises StateMovedError.
@@ -178,7 +184,7 @@ class Spaces:
     ) -> Applied:
         async with self._store.connection("repair") as connection:
             applied, _ = await transact(
-                connection, batch, self._store.limits, now, dids=dids, before=before, after=after
+                connection, batch, self._store.limits, now, dids=dids, before=before, after=after, lease=self._lease
             )
             return applied
 
@@ -222,7 +228,7 @@ async def _delete(context: Context, move: Move) -> None:
     gone = [key_of(change) for change in move.changes if change.cid is None]
     prompts = [key for key in gone if key.collection == COMPILED_PROMPT]
     if prompts:
-        rows = await context.run("kept_prompts", prompts)
+        rows = await context.run("kept_rows", prompts, table=PROMPTS)
         if missed := {did_of(row["agent_uri"]) for row in rows if row["agent_uri"]} - context.locked:
             raise LocksMissedError(missed)
     await drop_rows(context, gone, (), LAST_TID)
@@ -247,14 +253,8 @@ async def _remember(context: Context, superseded: Sequence[Version]) -> None:
     """Keep the versions of prompts that came in between, as far as there is room."""
     prompts = [one for one in superseded if one.key.collection == COMPILED_PROMPT]
     if prompts and context.has_room(prompts[0].key.did, prompts[0].key.space):
-        rows = await context.run("put_superseded", map(_row, prompts), context.limits.keep_content)
-        context.mark(rows, 1)
-
-
-def _row(one: Version) -> tuple[object, ...]:
-    value = None if one.record is None else one.record.value
-    digests = None if one.record is None else json.dumps(one.record.digests)
-    return one.key.did, one.key.space, one.key.rkey, one.rev, one.ordinal - BEFORE, one.cid, value, digests
+        rows = [version_row(one.key, one.rev, one.cid, one.record, one.ordinal - BEFORE) for one in prompts]
+        context.mark(await context.run("put_passed_recompiles", rows, context.limits.keep_content, heavy=6), 1)
 
 
 async def _conclude(context: Context, move: Move) -> None:

@@ -1,4 +1,4 @@
-"""The statements of ``queries.sql``, by name. Tables are filled in from a closed list, values never."""
+"""The statements of ``queries.sql`` and ``pages.sql``, by name. Tables are filled in from a closed list, no values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,20 @@ OTHER = "other_record"
 PROMPTS = "compiled_prompt"
 TABLES = {CONVERSATION: "conversation", COMPILED_PROMPT: PROMPTS, AGENT: "agent", MESSAGE: "message"}
 RECORD_TABLES = (*TABLES.values(), OTHER)
+FILES = ("queries.sql", "pages.sql")
 HISTORY_TABLES = ("recompile", "conversation_version", "tombstone")
+
+# What is said of the long texts of a record (indexer/texts.py), and the types of its columns.
+FACTS = {
+    PROMPTS: {
+        "content_bytes": "integer",
+        "content_sha256": "text",
+        "core_memory_sha256": "text",
+        "core_memory_in_content": "boolean",
+    },
+    "agent": {"system_sha256": "text"},
+}
+COMPARED = "agent, agent_uri, compiled_at, content_sha256, core_memory_sha256, memfs_revision"
 
 
 def table_of(collection: str) -> str:
@@ -28,9 +41,9 @@ def key_columns(table: str) -> tuple[str, ...]:
 
 @cache
 def _named() -> dict[str, str]:
-    text = resources.files("indexer.store").joinpath("queries.sql").read_text("utf-8")
-    parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+    texts = [resources.files("indexer.store").joinpath(name).read_text("utf-8") for name in FILES]
+    parts = [re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)[1:] for text in texts]
+    return {name: sql for part in parts for name, sql in zip(part[::2], part[1::2], strict=True)}
 
 
 @cache
@@ -42,13 +55,27 @@ def statement(name: str, table: str | None = None) -> str:
     if table not in (*RECORD_TABLES, *HISTORY_TABLES):
         raise KeyError(table)
     key = key_columns(table)
+    facts = FACTS.get(table, {})
     parts = {
         "table": table,
         "key": ", ".join(key),
         "after": ", ".join(f"${2 + n}" for n in range(len(key))),
         "prompt": "r.agent_uri, r.compiled_at" if table == PROMPTS else "null as agent_uri, null as compiled_at",
+        "shown": COMPARED if table == PROMPTS else "null as agent_uri",
+        "facts": "".join(f", {name}" for name in facts),
+        "fact_arrays": "".join(f", ${14 + n}::{kind}[]" for n, kind in enumerate(facts.values())),
+        "new_facts": "".join(f", {name} = excluded.{name}" for name in facts),
     }
     return re.sub(r"\{(\w+)\}", lambda match: parts[match[1]], text)
+
+
+@cache
+def planned_anew(name: str) -> bool:
+    """Whether a statement is planned each time: deletes and updates, which name accounts by an array beside the keys.
+
+    A plan made once for an array of any length goes through all rows of the accounts, or through the array at each key.
+    """
+    return re.match(r"(--.*\n)*(delete|update)\b", _named()[name]) is not None
 
 
 def statement_names() -> tuple[str, ...]:

@@ -18,8 +18,9 @@ from indexer.model import Reason
 from indexer.store.accounts import confirm, lock, update_accounts
 from indexer.store.chain import decide, hold
 from indexer.store.connection import Connection
-from indexer.store.context import Applied, Context, Limits, Pair, columns, place_of
+from indexer.store.context import Applied, Context, Limits, Pair, ShortKey, columns, place_of, short_key_in
 from indexer.store.history import remember
+from indexer.store.lease import Lease, hold_lease
 from indexer.store.rows import LocksMissedError, delete, put, read_counts, read_rows, write_counts
 
 T = TypeVar("T")
@@ -31,9 +32,11 @@ ATTEMPTS = 8  # at getting all locks: each failure means that a prompt's agent c
 Step = Callable[[Context], Awaitable[T]]
 
 
-async def write(connection: Connection, batch: Batch, limits: Limits, now: datetime) -> Applied:
+async def write(
+    connection: Connection, batch: Batch, limits: Limits, now: datetime, lease: Lease | None = None
+) -> Applied:
     """Write a batch in one transaction. Driver errors come through untranslated; nothing is written then."""
-    return (await transact(connection, batch, limits, now))[0]
+    return (await transact(connection, batch, limits, now, lease=lease))[0]
 
 
 async def transact(
@@ -45,10 +48,11 @@ async def transact(
     dids: Set[str] = frozenset(),
     before: Step[None] | None = None,
     after: Step[T] | None = None,
+    lease: Lease | None = None,
 ) -> tuple[Applied, T | None]:
     """Write a batch in one transaction, with steps of the caller's: under the locks, and when the rows are written.
 
-    ``dids`` are locked beside those of the batch.
+    ``dids`` are locked beside those of the batch. Raises LeaseLostError unless ``lease`` is still held at the end.
     """
     more = set(dids)
     for _ in range(ATTEMPTS):
@@ -61,7 +65,9 @@ async def transact(
                 if batch.dids() or batch.wants or dids:
                     await _index(context, before)
                 await _finish(context)
-                return context.applied, await after(context) if after is not None else None
+                result = await after(context) if after is not None else None
+                await hold_lease(connection, lease)
+                return context.applied, result
         except LocksMissedError as missed:
             more |= missed.dids
     raise asyncpg.DeadlockDetectedError("the agents of the prompts in a batch kept changing")
@@ -84,24 +90,28 @@ async def _index(context: Context, before: Step[None] | None) -> None:
 
 async def refresh(context: Context) -> None:
     """Bring the flags of every prompt that what happened can concern in line with their definition."""
+    await context.run("drop_flags", context.gone)
     pairs, keys = await _concerned(context)
-    if not pairs and not keys:
-        return
-    for row in await context.fetch("refresh_freshness", *columns(sorted(pairs), 3), *columns(sorted(keys), 3)):
-        if row["freshness"] != row["was"] and "stale" in (row["freshness"], row["was"]):
-            event = "stale" if row["freshness"] == "stale" else "fresh"
-            facts = {name: row[name] for name in ("uri", "cid", "agent", "freshness", "stale_reasons")}
-            context.announce(event, row["space"], **facts)
+    flags = await context.run("refresh_pairs", sorted(pairs)) + await context.run("refresh_prompts", sorted(keys))
+    news = {short_key_in(flag): flag for flag in flags if flag["space"] == "" and _is_news(flag)}
+    for row in await context.run("named_prompts", news):
+        flag = news[short_key_in(row)]
+        facts = {name: row[name] for name in ("uri", "cid", "agent")}
+        facts |= {name: flag[name] for name in ("freshness", "stale_reasons")}
+        context.announce("stale" if flag["freshness"] == "stale" else "fresh", row["space"], **facts)
 
 
-async def _concerned(context: Context) -> tuple[set[Pair], set[tuple[str, str, str]]]:
-    """Pairs of which every prompt needs a new look, and the keys of prompts that do alone.
+def _is_news(flag: asyncpg.Record) -> bool:
+    return flag["freshness"] != flag["was"] and "stale" in (flag["freshness"], flag["was"])
+
+
+async def _concerned(context: Context) -> tuple[set[Pair], set[ShortKey]]:
+    """Pairs of which every prompt needs a new look, and the keys of prompts in other pairs, or none, that do alone.
 
     A prompt is compared with its agent and with the latest of its pair: if neither what is the latest nor what was has
     been touched, no other is concerned. What was later than the latest that is untouched was the latest.
     """
     pairs: set[Pair] = set()
-    keys: set[tuple[str, str, str]] = set()
     if context.agents:
         rows = await context.fetch("prompts_of_agents", list(context.agents))
         pairs.update(Pair(row["did"], row["space"], row["agent_uri"]) for row in rows)
@@ -110,9 +120,7 @@ async def _concerned(context: Context) -> tuple[set[Pair], set[tuple[str, str, s
         place = place_of(latest)
         if place.rkey in context.touched[pair] or context.left.get(pair, place) > place:
             pairs.add(pair)
-        else:
-            keys.update((pair.did, pair.space, rkey) for rkey in context.touched[pair])
-    return pairs, keys
+    return pairs, {key for key, pair in context.prompts.items() if pair not in pairs}
 
 
 async def _finish(context: Context) -> None:

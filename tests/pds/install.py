@@ -78,18 +78,19 @@ def cache_folder() -> Path:
         return HERE.parent.parent / ".pytest_cache" / "letta-indexer-tests"
 
 
-def install(tools: Tools, cache: Path) -> Path:
-    """The folder that holds ``node_modules``, made now if this is the first time.
+def install(tools: Tools, cache: Path, manifest: tuple[Path, ...] = (), name: str = "pds") -> Path:
+    """The folder that holds ``node_modules``, made now if this is the first time; by default those of the PDS.
 
     Blocks while another process installs. Raises :class:`InstallError`; a failed install leaves nothing that a
     later call could take for a complete one.
     """
-    wanted = hashlib.sha256(b"\0".join(path.read_bytes() for path in MANIFEST)).hexdigest()[:16]
-    target = cache / f"pds-{wanted}"
+    manifest = manifest or MANIFEST
+    wanted = hashlib.sha256(b"\0".join(path.read_bytes() for path in manifest)).hexdigest()[:16]
+    target = cache / f"{name}-{wanted}"
     cache.mkdir(parents=True, exist_ok=True)
     with _locked(cache / f"{target.name}.lock"):
         if not target.exists():
-            _install_into(target, tools)
+            _install_into(target, tools, manifest)
     return target
 
 
@@ -100,11 +101,11 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _install_into(target: Path, tools: Tools) -> None:
+def _install_into(target: Path, tools: Tools, manifest: tuple[Path, ...]) -> None:
     partial = target.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    for path in MANIFEST:
+    for path in manifest:
         shutil.copy(path, partial)
     _run_npm(partial, tools)
     partial.rename(target)

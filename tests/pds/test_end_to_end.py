@@ -17,7 +17,8 @@ from tests.pds import real
 from tests.pds.letta import COLLECTIONS, MESSAGE, PROMPT, Letta, hash_of
 from tests.pds.real import PdsError, RealPds, Written
 
-TABLES = ("conversation", "compiled_prompt", "agent", "message", "other_record", "recompile", "conversation_version")
+RECORDS = ("conversation", "compiled_prompt", "agent", "message", "other_record")
+TABLES = (*RECORDS, "recompile", "conversation_version", "freshness")
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from indexer.batch import Batch
 from indexer.model import Change, Record
 from indexer.store import Limits, Store
 from indexer.store.statements import table_of
+from indexer.texts import facts_of
 from tests.frames import DID, OTHER, cid_of, rev
 from tests.indexing import Sql
 
@@ -32,7 +33,8 @@ def change(
     """A record written: ``value`` is what it holds, ``text`` the JSON text instead, however wrong."""
     held = text if text is not None else json.dumps(value or {"$type": collection})
     agent = value.get("agent") if isinstance(value, dict) else None
-    record = Record(held, size=len(held), agent=agent if isinstance(agent, str) else None)
+    facts = facts_of(collection, value, {}) if isinstance(value, dict) else {}
+    record = Record(held, size=len(held), agent=agent if isinstance(agent, str) else None, facts=facts)
     cid = "b" + cid_of(held.encode("utf-8", "replace")).hex()
     return Change(did, space, collection, rkey, rev(at), cid, record)
 

@@ -93,17 +93,6 @@ async def test_rev_time(sql: Sql, micros: list[int], clock_id: int) -> None:
     assert [int(row["micros"]) for row in rows] == [tid_micros(rev) for rev in revs]
 
 
-@given(content=st.text("ab", max_size=400), part=st.text("ab", max_size=300), copies=st.integers(0, 3))
-@ASKED
-async def test_contains(sql: Sql, content: str, part: str, copies: int) -> None:
-    """What is said to be contained is, what is said not to be isn't; only repetitive text is left undecided."""
-    whole = content + part[:200] * copies + part + content
-    for text in (whole, content):
-        said = await sql.fetchval("select letta_store.contains($1, $2)", text, part)
-        assert said in (part in text, None)
-        assert said is not None or len(part) > 128
-
-
 async def test_functions_depend_on_no_setting(sql: Sql) -> None:
     """No function of ours claims to be immutable and reads a setting: DateStyle and TimeZone change nothing."""
     texts = ["2024-01-02T03:04:05.678901+05:30", "0001-01-01T00:00:00Z", "2024-02-29T00:00:00-11:00"]

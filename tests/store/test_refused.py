@@ -22,6 +22,7 @@ from indexer.model import (
 )
 from indexer.store import SLOW_TRIES, Applied, Store, connection
 from indexer.store.chain import EMPTY_TREE
+from indexer.store.lease import Lease
 from tests.frames import AGENT, CONVERSATION, DID, MESSAGE, OTHER, PROMPT, STRANGER, rev, uri
 from tests.indexing import Sql, untrue_flags
 from tests.store.batches import NOW, batch_of, change, deletion, keys, opened
@@ -146,8 +147,8 @@ class Flaky(Store):
 
     writes = 0
 
-    async def _write(self, batch: Batch, now: datetime) -> Applied:
-        applied = await super()._write(batch, now)
+    async def _write(self, batch: Batch, now: datetime, lease: Lease | None) -> Applied:
+        applied = await super()._write(batch, now, lease)
         self.writes += 1
         if self.writes == 1:
             raise DatabaseUnavailable("gone")
@@ -180,11 +181,11 @@ class Slow(Store):
 
     tries = 0
 
-    async def _write(self, batch: Batch, now: datetime) -> Applied:
+    async def _write(self, batch: Batch, now: datetime, lease: Lease | None) -> Applied:
         if any(key.rkey == "slow" for key in batch.puts):
             self.tries += 1
             raise DatabaseTooSlow("too long")
-        return await super()._write(batch, now)
+        return await super()._write(batch, now, lease)
 
 
 async def test_what_takes_too_long_is_set_aside(database: str, sql: Sql) -> None:

@@ -57,7 +57,7 @@ async def test_change_that_concerns_no_other(
     """Only what was or is an agent's latest prompt has its siblings looked at, however many there are."""
     async with opened(database) as store:
         await store.apply(batch_of(*(sibling(n) for n in range(1, 10))), NOW)
-        await sql.execute("update letta_store.compiled_prompt set freshness = 'fresh' where rkey = $1", key(3))
+        await sql.execute("update letta_store.freshness set freshness = 'fresh' where rkey = $1", key(3))
         await store.apply(batch_of(deletion(PROMPT, key(number), at=2) if goes else sibling(number, at=2)), NOW)
     assert (await untrue_flags(sql) == []) is all_looked_at
 
@@ -80,7 +80,8 @@ def test_parts_are_bounded_by_rows_and_bytes(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(context, "PART_ROWS", 3)
     monkeypatch.setattr(context, "PART_BYTES", 10)
     rows = [("aaaa", n) for n in range(3)] + [(b"b" * 50, 3), ("", 4), ("", 5), ("", 6), ("", 7)]
-    assert [[n for _, n in part] for part in parts(rows)] == [[0, 1], [2], [3], [4, 5, 6], [7]]
+    assert [[n for _, n in part] for part in parts(rows, 0)] == [[0, 1], [2], [3], [4, 5, 6], [7]]
+    assert [[n for _, n in part] for part in parts(rows)] == [[0, 1, 2], [3, 4, 5], [6, 7]]
     assert list(parts([])) == []
 
 
@@ -148,7 +149,7 @@ async def test_audit_reads_page_by_page(database: str, sql: Sql, monkeypatch: py
         assert sorted([row.uri async for row in Audits(store).rows()]) == sorted(
             uri(name, rkey, did) for did, name, rkey in names
         )
-        await sql.execute("update letta_store.compiled_prompt set freshness = 'fresh' where rkey = 'k3'")
+        await sql.execute("update letta_store.freshness set freshness = 'fresh' where rkey = 'k3'")
         found = [flags["uri"] for flags in await Audits(store).untrue_flags()]
     assert found == sorted(uri(PROMPT, "k3", did) for did in (DID, STRANGER, "did:web:x"))
 

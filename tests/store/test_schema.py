@@ -65,7 +65,7 @@ async def test_database_of_others_is_left_alone(empty_database: str) -> None:
         await sql.close()
 
 
-@pytest.mark.parametrize("change_version", ["update {} set version = 99", "delete from {}"])
+@pytest.mark.parametrize("change_version", ["update {} set version = 99, compatible_from = 99", "delete from {}"])
 async def test_unknown_version_is_refused(database: str, sql: Sql, change_version: str) -> None:
     """A schema of a version that this program doesn't know is not touched."""
     await sql.execute(change_version.format("letta_store.schema_version"))

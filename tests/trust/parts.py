@@ -20,7 +20,8 @@ from tests.indexing import Indexing, MemorySource, Sql, indexing
 
 TABLES = (
     *("conversation", "compiled_prompt", "agent", "message", "other_record"),
-    *("recompile", "conversation_version", "tombstone", "pending", "probe", "dead_letter", "repo", "account", "cursor"),
+    *("freshness", "recompile", "conversation_version"),
+    *("tombstone", "pending", "probe", "dead_letter", "repo", "account", "cursor"),
 )
 
 

@@ -9,6 +9,7 @@ from indexer.model import Change, Proof, Proposal, Record, Undecided, Want, Want
 from indexer.store import Applied, Store, chain
 from indexer.store.claims import Claim, Snapshot
 from indexer.store.repairs import Repairs
+from indexer.texts import facts_of
 from tests import frames
 from tests.frames import DID, PROMPT
 from tests.indexing import Sql
@@ -27,7 +28,8 @@ def put(
 ) -> Change:
     """A record written in the commit with this number: ``content`` stands for both its value and its CID."""
     value = f'{{"content": "{content}"}}'
-    return Change(did, "", collection, name, rev(number), f"cid-{content}", Record(value, len(value)), proof)
+    record = Record(value, len(value), facts=facts_of(collection, {"content": content}, {}))
+    return Change(did, "", collection, name, rev(number), f"cid-{content}", record, proof)
 
 
 def gone(name: str, number: float, *, collection: str = PROMPT, proof: Proof | None = "repo") -> Change:

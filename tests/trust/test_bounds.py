@@ -141,11 +141,11 @@ async def test_source_read_with_more_before_is_widened_again(repairs: Repairs) -
     def covers(patterns: list[str]) -> bool:
         return set(patterns) <= {PROMPT}
 
-    await repairs.widen("one", [PROMPT, AGENT], lambda before: True)
-    await repairs.widen("two", [PROMPT], lambda before: True)
-    await repairs.narrow([PROMPT], covers)  # type: ignore[arg-type]
+    await repairs.widen("one", [PROMPT, AGENT], lambda before: True, None)
+    await repairs.widen("two", [PROMPT], lambda before: True, None)
+    await repairs.narrow([PROMPT], covers, None)  # type: ignore[arg-type]
     assert await repairs.filters() == {"one": [PROMPT], "two": [PROMPT]}
-    assert await repairs.widen("one", [PROMPT, AGENT], lambda before: {PROMPT, AGENT} <= set(before))
+    assert await repairs.widen("one", [PROMPT, AGENT], lambda before: {PROMPT, AGENT} <= set(before), None)
 
 
 # Hosts
@@ -313,7 +313,7 @@ async def test_operation_refused_in_a_pending_commit_is_told(one: Scene) -> None
 async def test_flags_are_repaired_without_a_fetch(store: Store, sql: Sql) -> None:
     """Flags that aren't what the records say are computed anew, of prompts without an agent too; nothing is wanted."""
     await write(store, commit(1, put("a", "one", 1), put("b", "two", 1)))
-    await sql.execute("update letta_store.compiled_prompt set freshness = 'stale', stale_reasons = '{memory_changed}'")
+    await sql.execute("update letta_store.freshness set freshness = 'stale', stale_reasons = '{memory_changed}'")
     wrong = [str(row["uri"]) for row in await Audits(store).untrue_flags()]
     assert len(wrong) == 2
     await Audits(store).refresh(wrong, NOW)

@@ -68,13 +68,14 @@ async def test_snapshot_leaves_a_row_that_is_right_as_it_is(store: Store, repair
 async def test_doubted_rows_are_written_again(store: Store, repairs: Repairs, sql: Sql) -> None:
     """Where an audit found rows that don't hash to their CIDs, a snapshot writes the values anew, flags included."""
     await write(store, commit(1, put("a", "one", 1)), commit(2, put("b", "two", 2)))
-    await sql.execute("update letta_store.compiled_prompt set value = '{}', freshness = 'fresh'")
+    await sql.execute("update letta_store.compiled_prompt set value = '{}'")
+    await sql.execute("update letta_store.freshness set freshness = 'fresh'")
     held = await fetch_wanted(store, repairs, Want(DID, WantReason.CHECK))
     whole = snapshot(2, put("a", "one", 2), put("b", "two", 2))
     await repairs.reconcile(held, replace(whole, rewrites=True), NOW)
     values = {row["content"] for row in await sql.fetch("select content from letta.compiled_prompt")}
     assert values == {"one", "two"}
-    assert await sql.fetch("select freshness from letta_store.compiled_prompt where freshness <> 'unverified'") == []
+    assert await sql.fetch("select freshness from letta_store.freshness where freshness <> 'unverified'") == []
 
 
 async def test_events_up_to_a_snapshot_are_ignored_and_later_ones_applied(
