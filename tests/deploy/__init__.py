@@ -1,0 +1,1 @@
+"""What deploy/ holds: checked with the programs it is for, and followed as README.md says."""
