@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test demo bench bench-full lint format clean
+.PHONY: run test demo drill bench bench-full lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -22,6 +22,9 @@ demo: $(VENV)/installed  ## a simulated network, indexed live, offline
 
 test: $(VENV)/installed  ## every test that this machine can run; what it can't is listed last
 	$(BIN)/pytest --numprocesses auto --dist loadfile
+
+drill: $(VENV)/installed  ## every fault in its long form, some 45 minutes; root and Debian's faketime; figures last
+	INDEXER_TEST_DRILL=long INDEXER_TEST_REQUIRE_ALL=1 $(BIN)/pytest --numprocesses 0 tests/drills
 
 bench: $(VENV)/installed  ## what it costs, beside its peers; within 25 minutes, the table last
 	$(BIN)/python -m benchmarks

@@ -8,6 +8,7 @@ import asyncio
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -52,13 +53,13 @@ def _made_whole(file: Path) -> Iterator[BinaryIO]:
     """A new file to write, that has its name once it is whole and on disk, and is gone if that fails."""
     if file.exists():
         raise SettingsError(f"{file} exists already: name a new file")
-    part = file.with_name(f"{file.name}.part")
-    try:
-        output = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+    try:  # under a name of its own: what an earlier run left may still be written to by the program it started
+        number, name = tempfile.mkstemp(prefix=f"{file.name}.", suffix=".part", dir=file.parent)
     except OSError as error:
         raise SettingsError(f"{file} cannot be written: {error.strerror}") from None
+    part = Path(name)
     try:
-        with output:
+        with os.fdopen(number, "wb") as output:
             yield output
             os.fsync(output.fileno())
         part.rename(file)
@@ -72,9 +73,9 @@ async def restore(settings: Settings, file: Path) -> None:
     with source:
         async with _running_database(settings) as dsn:
             backups = Backups(dsn)
-            program = client_program("pg_restore", await backups.begin_restore())
-            options = ("--single-transaction", "--exit-on-error", "--no-owner", "--no-password", "--dbname=")
-            await _run(program, *options, dsn=dsn, source=source)
+            async with backups.restoring() as major:
+                options = ("--single-transaction", "--exit-on-error", "--no-owner", "--no-password", "--dbname=")
+                await _run(client_program("pg_restore", major), *options, dsn=dsn, source=source)
             await backups.end_restore()
 
 

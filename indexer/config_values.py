@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import urlsplit
 
 from indexer.syntax import CollectionFilter, is_did
 
@@ -159,19 +159,3 @@ def check_pattern(pattern: str) -> str:
     except ValueError:
         raise ValueError("expected a collection, such as a.b.c, or a prefix that ends in .*") from None
     return pattern
-
-
-def redacted_dsn(url: str) -> str:
-    """Return a database URL fit for a message: without password and without parameters that could hold one."""
-    try:
-        parts = urlsplit(url)
-        host, port, user = parts.hostname or "", parts.port, parts.username
-    except ValueError:
-        return "postgresql://(not a valid URL)"
-    if "@" in parts.path + parts.query + parts.fragment:  # an unescaped password that was cut in two
-        return "postgresql://(not a valid URL)"
-    host = f"[{host}]" if ":" in host else host
-    login = "" if user is None else quote(user, safe="%") + (":***" if parts.password is not None else "") + "@"
-    kept = [(key, value) for key, value in parse_qsl(parts.query) if key in ("host", "port", "dbname", "sslmode")]
-    query = "?" + urlencode(kept, safe="/") if kept else ""
-    return f"{parts.scheme}://{login}{host}{f':{port}' if port else ''}{parts.path}{query}"

@@ -170,10 +170,10 @@ class Daemon:
                 await asyncio.wait((stopper, work), return_when=asyncio.FIRST_COMPLETED)
                 work.cancel()
                 stopper.cancel()
+            _log.info("stopping")
+            await self._leave()
         except ExceptionGroup as errors:
             raise _first_cause(errors) from None
-        _log.info("stopping")
-        await self._leave()
 
     async def _index(self) -> None:
         """Everything between start and stop; ends by itself only under ``once``, when each source is caught up."""
@@ -187,7 +187,7 @@ class Daemon:
             group = await stack.enter_async_context(asyncio.TaskGroup())
             jobs = [group.create_task(job(), name=name) for name, job in self._jobs()]
             cursors: Mapping[str, int] = self._settings.cursor
-            while not await self._serve(sources, cursors) and not self._stop.is_set():
+            while not await self._serve(sources, cursors) and not _is_cancelled():
                 cursors = {}  # those given count once
             for task in jobs:
                 task.cancel()
@@ -318,6 +318,12 @@ class Daemon:
             if lag > self._settings.max_lag:
                 reasons.append(f"source {label} lags {lag:.0f} s behind, more than {self._settings.max_lag:g} s")
         return reasons
+
+
+def _is_cancelled() -> bool:
+    """Whether this task was told to end: where a group fails at the same moment, Python 3.11 raises that alone."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _first_cause(errors: ExceptionGroup) -> Exception:

@@ -113,11 +113,6 @@ class Resolver:
         self._known.move_to_end(did)
         return identity
 
-    def invalidate(self, did: str) -> None:
-        """Forgets ``did``; what a request under way brings is not remembered either."""
-        self._known.pop(did, None)
-        self._flights.pop(did, None)
-
     async def _fly(self, did: str) -> ResolvedIdentity:
         flight = self._flights[did] = asyncio.get_running_loop().create_future()
         try:
@@ -130,12 +125,10 @@ class Resolver:
             raise
         else:
             flight.set_result(identity)
-            if self._flights.get(did) is flight:
-                self._remember(identity)
+            self._remember(identity)
             return identity
         finally:
-            if self._flights.get(did) is flight:
-                del self._flights[did]
+            del self._flights[did]
 
     def _remember(self, identity: ResolvedIdentity) -> None:
         self._known[identity.did] = (self._clock() + self._ttl, identity)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 from urllib.parse import quote, urlencode
 
-from indexer.outbound import CAR, FetchFailed, Outbound, error_code
+from indexer.outbound import FetchFailed, Outbound, error_code
 from indexer.syntax import is_did, is_nsid, is_tid
 
 GIBIBYTE: Final = 1 << 30
@@ -29,9 +29,7 @@ _STATES: Final = {
 _NO_SUCH_METHOD: Final = frozenset(("MethodNotImplemented", "XRPCNotSupported"))
 _NO_SUCH_METHOD_STATUS: Final = (404, 405, 501)
 _STATUS: Final = re.compile(r"[a-z_]{1,64}")  # what a host says of an account is shown to others
-_LONGEST_CID: Final = 64
 _LONGEST_CURSOR: Final = 4_096
-_RECORD_BYTES: Final = 8 << 20
 _PAGE_BYTES: Final = 8 << 20
 
 
@@ -54,14 +52,6 @@ class RepoStatus:
     active: bool
     status: str | None
     rev: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """CID (text) and revision of a repository's latest commit, as the host says."""
-
-    cid: str
-    rev: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +105,6 @@ class RepoHost:
             rev if isinstance(rev, str) and is_tid(rev) else None,
         )
 
-    async def get_latest_commit(self, host: str, did: str, *, trusted: bool = False) -> Head:
-        """Head of the repository."""
-        body = await self._object(host, "com.atproto.sync.getLatestCommit", did, trusted, did=did)
-        cid, rev = body.get("cid"), body.get("rev")
-        if not isinstance(cid, str) or not isinstance(rev, str) or not is_tid(rev):
-            raise _nonsense(host, did)
-        return Head(cid[:_LONGEST_CID], rev)
-
     async def describe_repo(self, host: str, did: str, *, trusted: bool = False) -> tuple[str, ...]:
         """Collections in the repository, at most 10,000."""
         body = await self._object(host, "com.atproto.repo.describeRepo", did, trusted, repo=did)
@@ -130,19 +112,6 @@ class RepoHost:
         if body.get("did") != did or not isinstance(collections, list):
             raise _nonsense(host, did)
         return tuple(name for name in collections[:MOST_COLLECTIONS] if isinstance(name, str) and is_nsid(name))
-
-    async def get_record(
-        self, host: str, did: str, collection: str, rkey: str, *, trusted: bool = False
-    ) -> bytes | None:
-        """CAR with the record and the nodes that prove it is there, or isn't; None if the host says it has none."""
-        url = _url(host, "com.atproto.sync.getRecord", did=did, collection=collection, rkey=rkey)
-        reply = await self._outbound.fetch(url, accept=CAR, max_bytes=_RECORD_BYTES, trusted=trusted, about=did)
-        if reply.status == 200 and reply.media_type in (CAR, "application/octet-stream"):
-            return reply.body
-        code = error_code(_decoded(reply.body))
-        if code == "RecordNotFound":
-            return None
-        raise _refused(host, did, reply.status, code)
 
     async def list_repos_by_collection(
         self, host: str, collection: str, cursor: str | None = None, *, trusted: bool = False

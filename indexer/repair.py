@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import random
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeAlias
 from uuid import UUID
@@ -45,8 +46,6 @@ FRESH = 1  # tries in vain after which a want isn't for those workers any more t
 IDLE = 0.5  # seconds between looks for due wants, unless woken
 
 _log = structlog.stdlib.get_logger("indexer.repair")
-
-Clock = Callable[[], datetime]
 
 
 class Failing(Exception):
@@ -83,6 +82,9 @@ class Pace:
     def after(self, attempts: int) -> float:
         """Seconds to wait after this many tries, with jitter."""
         return min(self.longest, self.first * 2.0 ** min(attempts, 30)) * random.uniform(0.5, 1.0)  # noqa: S311
+
+
+DATABASE_PACE = Pace(first=IDLE, longest=15.0)  # of the tries at one claim while the database doesn't let it be met
 
 
 class Repair:
@@ -127,11 +129,12 @@ class Repair:
 
     async def _persist(self, claim: Claim) -> None:
         """Try to meet a want, anew if the database goes away meanwhile: the claim stands, and nobody else may."""
-        while True:
+        for tries in count():
             try:
-                return await self._try(claim)
-            except DatabaseUnavailable:
-                await asyncio.sleep(IDLE)
+                await self._try(claim)
+                break
+            except DatabaseUnavailable:  # each try asks strangers' hosts anew
+                await asyncio.sleep(DATABASE_PACE.after(tries))
 
     async def _next(self, *, fresh: bool) -> Claim:
         """Claim the next want, as soon as one is due."""

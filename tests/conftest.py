@@ -14,6 +14,8 @@ from indexer.store.statements import schema_sql
 from tests.indexing import Sql
 from tests.postgres import TestCluster
 
+pytest_plugins = ["tests.drills.figures"]
+
 CAPTURES = Path(__file__).parent / "captures"
 
 

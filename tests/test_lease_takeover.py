@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 
+import asyncpg
 import pytest
 
 from indexer.simulator import Relay, World
@@ -26,7 +27,7 @@ from indexer.simulator.plc import Directory
 from tests.daemon_process import DaemonProcess, command, daemon, eventually
 from tests.gateway import Gateway
 from tests.indexing import Sql
-from tests.networks import cursor_at, holds, world
+from tests.networks import cursor_at, holds, key_of, world
 
 TAKEOVER = 6.0  # seconds, as promised
 EXPIRY = 4.0  # seconds for which a lease is valid
@@ -46,6 +47,8 @@ BLOCKED = """
     select count(*) from pg_stat_activity
     where application_name = 'letta-indexer' and wait_event_type = 'Lock' and datname = current_database()
 """
+
+BEGUN = "insert into letta_store.cursor (source, seq) values ($1, 0) on conflict (source) do update set seq = 0"
 
 
 @pytest.fixture
@@ -126,6 +129,26 @@ async def test_paused_in_mid_transaction(database: str, watched: Sql) -> None:
             await eventually(lambda: watched.fetchval(BLOCKED))
             os.kill(writer.pid, signal.SIGSTOP)
             stopped = monotonic()
+        await goes_on(watched, relay, life, stopped)
+        assert await role(standby) == "writer"
+        os.kill(writer.pid, signal.SIGCONT)
+        await _overtaken(writer)
+        await goes_on(watched, relay, life, monotonic())
+
+
+async def test_paused_between_a_plan_and_its_values(database: str, watched: Sql) -> None:
+    """A writer that is stopped where its server counts it as at work, so that no limit ends that, is overtaken too."""
+    life = world(70)
+    async with Relay() as relay, pair(relay, database) as (writer, standby):
+        await watched.execute(BEGUN, key_of(relay))  # the writer has not asked for a tombstone yet, nor will the other
+        locker = await asyncpg.connect(database)
+        async with locker.transaction():
+            await locker.execute("lock table letta_store.tombstone in access exclusive mode")
+            relay.publish(life.run(60))
+            await eventually(lambda: watched.fetchval(BLOCKED))
+            os.kill(writer.pid, signal.SIGSTOP)
+            stopped = monotonic()
+        await locker.close()
         await goes_on(watched, relay, life, stopped)
         assert await role(standby) == "writer"
         os.kill(writer.pid, signal.SIGCONT)

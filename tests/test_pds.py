@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from indexer.outbound import CAR, FetchFailed, Outbound
-from indexer.pds import Head, Page, RepoHost, RepoStatus, RepoUnavailable
+from indexer.pds import Page, RepoHost, RepoStatus, RepoUnavailable
 from tests.strangers import site
 
 DID = "did:plc:ewvi7nxzyoun6zhxrhs64oiz"
@@ -79,17 +79,14 @@ async def test_repository_is_written_as_it_comes(calls: RepoHost, host: Host) ->
 @pytest.mark.parametrize("name", STATES)
 async def test_repository_not_given_out_is_a_state(calls: RepoHost, host: Host, name: str) -> None:
     """Each refusal that the lexicon knows comes as its state, from every call about one repository."""
-    host.answers = [error(name)] * 5
+    host.answers = [error(name)] * 3
     with pytest.raises(RepoUnavailable, match=DID) as caught:
         await calls.get_repo(host.url, DID, io.BytesIO())
     assert (caught.value.state, caught.value.code, caught.value.permanent) == (STATES[name], name, True)
     assert "secret" not in str(caught.value)
     assert await calls.get_repo_status(host.url, DID) == RepoStatus(False, STATES[name], None)
-    for call in (calls.describe_repo(host.url, DID), calls.get_latest_commit(host.url, DID)):
-        with pytest.raises(RepoUnavailable):
-            await call
     with pytest.raises(RepoUnavailable):
-        await calls.get_record(host.url, DID, COLLECTION, "self")
+        await calls.describe_repo(host.url, DID)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +104,7 @@ async def test_repository_not_given_out_is_a_state(calls: RepoHost, host: Host, 
 )
 async def test_any_other_answer_is_a_failure(calls: RepoHost, host: Host, answer: Any) -> None:
     """Refusals of another name and answers of another form never come through as values, nor as other errors."""
-    for call in (calls.get_repo_status, calls.get_latest_commit, calls.describe_repo):
+    for call in (calls.get_repo_status, calls.describe_repo):
         # A response object can be sent once only.
         host.answers = [web.Response(text="<html>") if isinstance(answer, web.Response) else answer]
         with pytest.raises(FetchFailed) as caught:
@@ -134,28 +131,11 @@ async def test_status_of_an_account(calls: RepoHost, host: Host, answer: dict[st
     assert await calls.get_repo_status(host.url, DID) == status
 
 
-async def test_head_and_collections(calls: RepoHost, host: Host) -> None:
-    """The latest commit, and the collections as far as they are names of such."""
-    host.answers = [{"cid": "bafy", "rev": REV}, {"did": DID, "collections": [COLLECTION, "no nsid", 7, None]}]
-    assert await calls.get_latest_commit(host.url, DID) == Head("bafy", REV)
+async def test_collections(calls: RepoHost, host: Host) -> None:
+    """Collections are told as far as they are names of such."""
+    host.answers = [{"did": DID, "collections": [COLLECTION, "no nsid", 7, None]}]
     assert await calls.describe_repo(host.url, DID) == (COLLECTION,)
-    assert [query for _, query in host.asked] == [{"did": DID}, {"repo": DID}]
-
-
-async def test_record_comes_with_its_proof(calls: RepoHost, host: Host) -> None:
-    """The bytes as they are, or None where the host has no such record; a page for people is neither."""
-    host.answers = [
-        web.Response(body=b"car", content_type=CAR),
-        error("RecordNotFound"),
-        web.Response(text="<html>", content_type="text/html"),
-        error("Other", 404),
-    ]
-    assert await calls.get_record(host.url, DID, COLLECTION, "a:b~c") == b"car"
-    assert await calls.get_record(host.url, DID, COLLECTION, "self") is None
-    assert host.asked[0] == ("sync.getRecord", {"did": DID, "collection": COLLECTION, "rkey": "a:b~c"})
-    for _ in range(2):
-        with pytest.raises(FetchFailed, match=DID):
-            await calls.get_record(host.url, DID, COLLECTION, "self")
+    assert host.asked == [("repo.describeRepo", {"repo": DID})]
 
 
 async def test_value_cannot_add_to_the_query(calls: RepoHost, host: Host) -> None:
@@ -230,12 +210,12 @@ async def test_list_that_makes_no_sense_ends(calls: RepoHost, host: Host, answer
 async def test_strangers_host_is_a_stranger() -> None:
     """The address of a PDS comes from a DID document: loopback is refused unless the host is trusted."""
     outbound = Outbound()
-    calls, host = RepoHost(outbound), Host([{"cid": "bafy", "rev": REV}])
+    calls, host = RepoHost(outbound), Host([{"did": DID, "active": True, "rev": REV}])
     async with site(host) as url:
         with pytest.raises(FetchFailed) as caught:
-            await calls.get_latest_commit(url, DID)
+            await calls.get_repo_status(url, DID)
         assert caught.value.permanent
-        assert await calls.get_latest_commit(url, DID, trusted=True) == Head("bafy", REV)
+        assert await calls.get_repo_status(url, DID, trusted=True) == RepoStatus(True, None, REV)
     await outbound.aclose()
 
 

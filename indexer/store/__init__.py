@@ -13,7 +13,7 @@ import structlog
 from indexer.batch import Batch, Position
 from indexer.errors import BatchRefused, DatabaseTooSlow, DatabaseUnavailable, SchemaError
 from indexer.model import DeadLetter, Reason
-from indexer.store.connection import WRITING, Connection, Dsn, connect, fetch, translated
+from indexer.store.connection import IDLE_TIMEOUT, WRITING, Connection, Dsn, connect, fetch, translated
 from indexer.store.context import Applied, Limits
 from indexer.store.lease import Lease, hold_lease
 from indexer.store.migrations import check_version, create_schema, ensure_schema
@@ -29,7 +29,7 @@ PRUNED = 5_000  # accounts at a time
 SET_ASIDE_LIMIT = 256  # bytes of a refused record's key that its dead letter names
 SLOW_TRIES = 3  # of what can't be parted and takes the database too long, before it is set aside
 
-WATCH = 2.0  # seconds between looks at connections in use
+WATCH = 0.5  # seconds between looks at connections in use
 SILENCE = timedelta(seconds=5)  # that a server process may wait for us while we wait for it
 
 _log = structlog.stdlib.get_logger("indexer.store")
@@ -50,6 +50,7 @@ class Store:
         self.limits = limits or Limits()
         self._connections: dict[Purpose, Connection] = {}
         self._processes: dict[Purpose, int] = {}  # of the server, behind each connection
+        self._watched: set[int] = set()  # processes behind connections that were in use at the last look
         self._turns: dict[Purpose, asyncio.Lock] = {purpose: asyncio.Lock() for purpose in get_args(Purpose)}
 
     async def open(self) -> None:
@@ -177,7 +178,8 @@ class Store:
     async def watch(self) -> None:
         """Until cancelled: break each connection on which somebody waits for a server that waits for us, or is gone.
 
-        A network can lose a connection without a word. From here it looks like one whose statement takes long.
+        A network can lose a connection without a word. From here it looks like one whose statement takes long. What
+        another daemon lost so, with locks that somebody here waits for, is ended at the server.
         """
         while True:
             await asyncio.sleep(WATCH)
@@ -187,12 +189,18 @@ class Store:
 
     async def _break_dead(self) -> None:
         used = [purpose for purpose in self._connections if purpose != "watch" and self._turns[purpose].locked()]
-        waiting = {self._processes[purpose]: self._connections[purpose] for purpose in used}
-        if waiting:
+        processes = {self._processes[purpose] for purpose in used}
+        # Of what has come into use since the last look the server may not have seen the first statement yet.
+        watched = processes & self._watched
+        self._watched = processes
+        waiting = {self._processes[p]: self._connections[p] for p in used if self._processes[p] in watched}
+        if processes:
             async with self.connection("watch") as connection:
                 for row in await fetch(connection, "dead_processes", list(waiting), SILENCE):
                     _log.warning("a connection to the database is dead", process=row["pid"])
                     waiting[row["pid"]].terminate()
+                for row in await fetch(connection, "end_silent", list(processes), timedelta(seconds=IDLE_TIMEOUT)):
+                    _log.warning("a daemon that fell silent held locks: its process was ended", process=row["pid"])
 
     async def _checked_connection(self, purpose: Purpose) -> Connection:
         """A new connection to a schema that this program can work with."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import asyncpg
 
 from indexer.batch import key_of
@@ -27,12 +29,16 @@ async def lock(context: Context, more: set[str]) -> None:
 async def _agents(context: Context) -> list[str]:
     """The agents that the batch's prompts name, and those they name until now."""
     batch = context.batch
-    changes = [*batch.puts.values(), *(change for proposal in batch.proposals for change in proposal.changes)]
-    keys = {*map(key_of, changes), *batch.deletes}
-    prompts = [key for key in keys if key.collection == COMPILED_PROMPT]
+    prompts = {key for key in batch.deletes if key.collection == COMPILED_PROMPT}
+    references = set()
+    proposed = (change for proposal in batch.proposals for change in proposal.changes)
+    async for change in context.paced(chain(batch.puts.values(), proposed)):
+        if change.collection == COMPILED_PROMPT:
+            prompts.add(key_of(change))
+            if change.record is not None and change.record.agent is not None:
+                references.add(change.record.agent)
     if not prompts:
         return []
-    references = {c.record.agent for c in changes if c.record is not None and c.record.agent is not None}
     rows = await context.fetch("agents_of_prompts", *short_keys(prompts), list(references))
     return [row["agent_uri"] for row in rows if row["agent_uri"]]
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
+from indexer.batch import Batch
 from indexer.store.accounts import forget
 from indexer.store.connection import fetch
-from indexer.store.context import Context, columns, did_of
+from indexer.store.context import Context, columns, did_of, short_key_in
 from indexer.store.repairs import Repairs
 from indexer.store.rows import LocksMissedError
 from indexer.store.statements import FACTS, RECORD_TABLES, key_columns
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from indexer.store import Store
-
-from indexer.batch import Batch
 
 PAGE = 500  # rows, or accounts, read in one go
 
@@ -52,12 +51,16 @@ class AuditedRepo:
 
 
 async def doubt_flags(context: Context, keys: list[tuple[str, str, str]]) -> None:
-    """Have the flags of prompts (did, space, record key) computed anew. Raises LocksMissedError."""
+    """Have the flags of prompts (did, space, record key) computed anew, and dropped where there is no such prompt.
+
+    Raises LocksMissedError.
+    """
     rows = await context.fetch("agents_of_keys", *columns(keys, 3))
     if missed := {did_of(row["agent_uri"]) for row in rows if row["agent_uri"]} - context.locked:
         raise LocksMissedError(missed)
     for row in rows:
         context.enter(row)
+    context.gone.update(set(keys) - {short_key_in(row) for row in rows})
 
 
 class Audits:
@@ -83,7 +86,10 @@ class Audits:
                 after = [page[-1][column] for column in key]
 
     async def untrue_flags(self) -> list[dict[str, object]]:
-        """Prompts whose flags are not what the defining view computes: URI, what is stored, what is computed."""
+        """Prompts whose flags are not what the defining view computes: URI, what is stored, what is computed.
+
+        Flags of prompts that aren't there are among them: nothing is computed of those.
+        """
         found: list[dict[str, object]] = []
         after = ""
         while page := [row["did"] for row in await self._fetch("accounts_after", after, PAGE)]:

@@ -5,6 +5,9 @@ A dump is taken at one instant and holds rows and positions alike, so that what 
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from indexer.errors import SchemaError
 from indexer.store import Store
 from indexer.store.connection import Connection
@@ -30,14 +33,19 @@ class Backups:
                 raise SchemaError("the database has no schema of letta-indexer: there is nothing to dump")
             return _major(connection)
 
-    async def begin_restore(self) -> int:
-        """Prepare an empty database; the server's major version. Raises SchemaError where it isn't empty."""
+    @asynccontextmanager
+    async def restoring(self) -> AsyncIterator[int]:
+        """Keep an empty database for a restore: nobody else creates a schema in it. Gives the server's major version.
+
+        Raises SchemaError where it isn't empty.
+        """
         async with self._store.unchecked_connection() as connection:
+            await connection.execute(statement("keep_creation"))
             await refuse_encoding(connection)
             if not await connection.fetchval(statement("is_empty")):
                 raise SchemaError("the database is not empty: restore into a new one")
             await connection.execute(statement("create_reader"))
-            return _major(connection)
+            yield _major(connection)
 
     async def end_restore(self) -> None:
         """Give the planner its figures. Raises SchemaError where the schema has to be migrated, or is a newer one."""

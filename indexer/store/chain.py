@@ -140,9 +140,7 @@ async def _want(context: Context, wants: list[Want]) -> None:
             merged[want.did, want.reason] = max(want, known, key=lambda one: one.rev or "")
     rounds: Counter[str] = Counter()
     grouped: defaultdict[int, list[Want]] = defaultdict(list)
-    for (
-        want
-    ) in merged.values():  # an upsert takes each row once: the second reason of a repository comes in a second one
+    for want in merged.values():  # an upsert takes each row once: a repository's second reason comes in a second one
         grouped[rounds[want.did]].append(want)
         rounds[want.did] += 1
     for group in grouped.values():

@@ -150,9 +150,10 @@ async def reconcile(context: Context, snapshot: Snapshot) -> None:
     counts_for_nothing = snapshot.overrules, snapshot.replaces
     scope = list(snapshot.prefixes)
     context.mark(await context.fetch("drop_tombstones", snapshot.did, snapshot.rev, *counts_for_nothing, scope), -1)
-    wanted = {key_of(change): change for change in snapshot.changes}
-    decided = {key: row for key, row in kept.items() if _is_decided(row, snapshot)}
-    stays = {key for key, row in decided.items() if key in wanted and _is_right(row, wanted[key], snapshot)}
+    wanted = {key_of(change): change async for change in context.paced(snapshot.changes)}
+    decided = {key: row async for key, row in context.paced(kept.items()) if _is_decided(row, snapshot)}
+    rows = context.paced(decided.items())
+    stays = {key async for key, row in rows if key in wanted and _is_right(row, wanted[key], snapshot)}
     # An upsert alone would find its rev too low where a row that counts for nothing has a greater one.
     goes = [k for k, row in decided.items() if k not in stays and (k not in wanted or row["rev"] >= snapshot.rev)]
     await drop_rows(context, goes, wanted, snapshot.rev)
@@ -160,7 +161,8 @@ async def reconcile(context: Context, snapshot: Snapshot) -> None:
     for table, keys in by_table(key for key in stays if not kept[key]["proven"]).items():
         await context.execute("raise_proofs", *columns(keys, 4), table=table)
     overtaken = kept.keys() - decided.keys()
-    context.batch.puts = {key: change for key, change in wanted.items() if key not in stays and key not in overtaken}
+    changes = context.paced(wanted.items())
+    context.batch.puts = {key: change async for key, change in changes if key not in stays and key not in overtaken}
     if any(change.record is None for change in context.batch.puts.values()):
         raise ClaimLostError
     versions = ((key, change) for key, change in context.batch.puts.items() if _has_history(key))

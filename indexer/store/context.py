@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import asyncpg
 
@@ -19,6 +19,8 @@ from indexer.store.statements import planned_anew, statement, table_of
 MAX_PAYLOAD = 7_900  # bytes; NOTIFY ends at 8,000
 PART_ROWS, PART_BYTES = 1_000, 8 << 20  # of what one statement is given: a snapshot may have a hundred times as much
 EARLIEST = datetime.min.replace(tzinfo=UTC)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,17 @@ class Context:
         for part in parts(rows, heavy):
             found += await self.fetch(name, *columns(part), *args, table=table)
         return found
+
+    async def paced(self, things: Iterable[T]) -> AsyncIterator[T]:
+        """These things, with a word to the server after each part of them.
+
+        Else going through all of a snapshot would look to it like the silence of a paused client, and would keep the
+        event loop from what else has to be done in time, such as renewing the lease.
+        """
+        for number, thing in enumerate(things, 1):
+            if number % PART_ROWS == 0:
+                await self.connection.execute(statement("still_here"))
+            yield thing
 
     def enter(self, prompt: asyncpg.Record) -> None:
         """Note a prompt that came, changed or is in doubt, as it is now: its flags have to follow."""

@@ -17,17 +17,17 @@ async def remember(context: Context, written: dict[Key, asyncpg.Record]) -> None
     roomy = (key for key in prompts if _has_room(context, key))
     rows = await context.run("put_recompiles", map(short_key, roomy), context.limits.keep_content)
     context.mark(rows, 1)
-    for key, row in prompts.items():
+    async for key, row in context.paced(prompts.items()):
         _compare(context, key, row)
     passed = [
         version_row(key, change.rev, change.cid, record)
-        for key, change, record in _versions(context, COMPILED_PROMPT)
+        async for key, change, record in context.paced(_versions(context, COMPILED_PROMPT))
         if not (key in written and change is context.batch.puts[key]) and _has_room(context, key)
     ]
     context.mark(await context.run("put_passed_recompiles", passed, context.limits.keep_content, heavy=6), 1)
     versions = [
         (*short_key(key), change.rev, change.cid, record.value)
-        for key, change, record in _versions(context, CONVERSATION)
+        async for key, change, record in context.paced(_versions(context, CONVERSATION))
         if _has_room(context, key)
     ]
     context.mark(await context.run("put_conversation_versions", versions, heavy=5), 1)

@@ -1,10 +1,15 @@
--- Every statement the indexer runs. {table}, {key}, {after} and {prompt} come from a closed list (statements.py), values only as parameters.
+-- Every statement the indexer runs, but for those of the page. What is in braces comes from a closed list (statements.py),
+-- values only as parameters.
 
 -- name: plan_once
 set local plan_cache_mode = force_generic_plan;
 
 -- name: plan_anew
 set local plan_cache_mode = force_custom_plan;
+
+-- name: still_here
+-- The server ends a transaction whose client is silent for long.
+select;
 
 -- name: lock_accounts
 -- Locks the account rows of these dids in did order, creating those that are missing: an upsert whose condition is
@@ -221,14 +226,19 @@ on conflict (did, space, rkey) do update set
 returning kept.did, kept.space, kept.rkey, kept.was, kept.freshness, kept.stale_reasons;
 
 -- name: refresh_pairs
--- The same for every prompt of these agents in these repositories.
+-- The same for every prompt of these agents in these repositories. Their order is that of the index on agents: without
+-- it some plans go through all prompts of the repository for each agent.
 insert into letta_store.freshness as kept (did, space, rkey, freshness, stale_reasons, stale_rev, evidence)
 select t.did, t.space, t.rkey, t.freshness, t.stale_reasons, t.stale_rev, t.evidence
 from unnest($1::text[], $2::text[], $3::text[]) as k (did, space, agent_uri)
 cross join lateral (
+    select p.did, p.space, p.rkey from letta_store.compiled_prompt p
+    where hashtextextended(p.agent_uri, 0) = hashtextextended(k.agent_uri, 0)
+        and p.did = k.did and p.space = k.space and p.agent_uri = k.agent_uri
+    order by p.compiled_at desc nulls last, p.rkey desc offset 0) p
+cross join lateral (
     select * from letta_store.freshness_truth f
-    where f.did = k.did and f.space = k.space and f.agent_uri = k.agent_uri
-        and hashtextextended(f.agent_uri, 0) = hashtextextended(k.agent_uri, 0) and f.differs
+    where f.did = p.did and f.space = p.space and f.rkey = p.rkey and f.differs
     offset 0) t
 on conflict (did, space, rkey) do update set
     freshness = excluded.freshness, stale_reasons = excluded.stale_reasons, stale_rev = excluded.stale_rev,
@@ -306,6 +316,10 @@ select not exists (
 
 -- name: lock_creation
 select pg_advisory_xact_lock(7815838946018);
+
+-- name: keep_creation
+-- The same until the connection ends.
+select pg_advisory_lock(7815838946018);
 
 -- name: encoding
 select current_setting('server_encoding');
@@ -649,12 +663,18 @@ order by {key} limit $1;
 select did from letta_store.account where did > $1 order by did limit $2;
 
 -- name: untrue_flags
--- Prompts of these accounts whose stored flags are not what the defining view computes.
+-- Prompts of these accounts whose stored flags are not what the defining view computes, and flags without a prompt.
 select p.uri, t.stored, t.freshness as computed, t.stored_reasons, t.stale_reasons as computed_reasons
 from letta_store.compiled_prompt p
 join letta_store.freshness_truth t on t.did = p.did and t.space = p.space and t.rkey = p.rkey
 where p.did = any($1::text[]) and t.did = any($1::text[]) and t.differs
-order by p.uri;
+union all
+select letta_store.uri_of(f.did, f.space, 'xyz.quasigod.lab.letta.compiledPrompt', f.rkey), f.freshness, null,
+    f.stale_reasons, null
+from letta_store.freshness f
+left join letta_store.compiled_prompt p on p.did = f.did and p.space = f.space and p.rkey = f.rkey
+where f.did = any($1::text[]) and p.did is null
+order by uri;
 
 -- name: agents_of_keys
 -- The agents that these prompts name.
@@ -680,7 +700,7 @@ select reason, count(*) as repos from letta_store.repo, unnest(want_reasons) as 
 where want is not null group by reason order by reason;
 
 -- name: open_wants
--- How many wants are open, and how many of them have been tried three times in vain.
+-- How many wants are open, and how many of them have been tried $1 times in vain.
 select count(*) as open,
     count(*) filter (where r.attempts >= $1 and (r.lease_until is null or r.lease_until <= $2)) as failed
 from letta_store.repo r join letta_store.account a on a.did = r.did
@@ -887,3 +907,12 @@ select pg_backend_pid();
 select waiting.pid from unnest($1::int[]) as waiting (pid)
 left join pg_stat_activity a on a.pid = waiting.pid
 where a.pid is null or (a.wait_event_type = 'Client' and clock_timestamp() - a.state_change > $2);
+
+-- name: end_silent
+-- Ends the processes of other daemons that keep any of these waiting while they have waited for their clients for so
+-- long in the middle of a statement, where no limit of the server's counts: from its plan to its values, or at its rows.
+select a.pid, pg_terminate_backend(a.pid) as ended
+from pg_stat_activity waiting, unnest(pg_blocking_pids(waiting.pid)) as blocking (pid), pg_stat_activity a
+where waiting.pid = any($1::int[]) and waiting.wait_event_type = 'Lock'
+    and a.pid = blocking.pid and a.application_name = 'letta-indexer' and a.usename = current_user
+    and a.state = 'active' and a.wait_event_type = 'Client' and clock_timestamp() - a.state_change > $2;

@@ -100,7 +100,7 @@ def note_deleted(context: Context, rows: Iterable[asyncpg.Record]) -> None:
 async def put(context: Context) -> dict[Key, asyncpg.Record]:
     """Write the rows that the batch makes or changes; what is now there of them."""
     grouped: defaultdict[str, list[Change]] = defaultdict(list)
-    for change in context.batch.puts.values():
+    async for change in context.paced(context.batch.puts.values()):
         if _admitted(context, change):
             grouped[table_of(change.collection)].append(change)
     written: dict[Key, asyncpg.Record] = {}

@@ -17,13 +17,17 @@ from indexer.config import Settings, load_settings
 from indexer.embedded import EmbeddedPostgres, client_program, programs
 from indexer.errors import EmbeddedError, SchemaError, SettingsError
 from indexer.simulator import Relay
+from indexer.store import Store
+from indexer.store.backups import Backups
 from indexer.store.migrations import SCHEMA_VERSION
-from tests.daemon_process import command
+from tests.daemon_process import command, eventually
 from tests.indexing import Sql
 from tests.migrations.catalogue import catalogue, differences, rows
 from tests.migrations.life import fill_version_1, live
 from tests.networks import cursor_at, following, holds, world
 from tests.postgres import TestCluster
+
+WAITING = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and wait_event = 'advisory'"
 
 
 @pytest.fixture
@@ -95,6 +99,31 @@ async def test_a_dump_is_whole_private_and_new(database: str, empty_database: st
     with pytest.raises(SettingsError, match="cannot be written"):
         await dump(at(database), tmp_path / "no/such/folder")
     assert names(tmp_path) == ["index.dump"]
+
+
+async def test_a_dump_is_not_shared_with_what_an_earlier_run_left(database: str, tmp_path: Path) -> None:
+    """The program of a run that was killed may still be writing: not to the dump that is made in its stead."""
+    file = tmp_path / "index.dump"
+    with (tmp_path / "index.dump.part").open("wb") as left:
+        await dump(at(database), file)
+        whole = file.read_bytes()
+        left.write(b"of another dump")
+    assert file.read_bytes() == whole
+
+
+async def test_nobody_makes_a_schema_where_one_is_being_restored(empty_database: str, sql: Sql) -> None:
+    """A daemon that is started meanwhile waits for the restore, and takes the database as it is then."""
+
+    async def dsn() -> str:
+        return empty_database
+
+    store = Store(dsn)
+    async with Backups(empty_database).restoring():
+        opening = asyncio.ensure_future(store.open())
+        await eventually(lambda: sql.fetchval(WAITING))
+        assert not opening.done()
+    await opening
+    await store.close()
 
 
 def at(url: str) -> Settings:

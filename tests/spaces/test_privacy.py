@@ -180,7 +180,7 @@ async def test_plans_tell_nothing_of_spaces(filled: Store, reader: Sql, sql: Sql
 async def partitions(sql: Sql) -> list[str]:
     """The tables that hold what is private."""
     rows = await sql.fetch("select relname from pg_class where relname like '%\\_private' and relkind = 'r'")
-    assert len(rows) == 8
+    assert len(rows) == 9
     return [row["relname"] for row in rows]
 
 

@@ -11,14 +11,16 @@ import pytest
 
 from indexer.batch import Batch
 from indexer.errors import DatabaseUnavailable
-from indexer.store import Limits
+from indexer.store import SILENCE, Limits
 from indexer.store.context import Context
 from indexer.store.writer import transact
+from tests.daemon_process import eventually
 from tests.frames import AGENT, DID, PROMPT, STRANGER, TEMPLATE, agent, commit, key, prompt, put, sha256, uri
 from tests.indexing import Sql, indexing, untrue_flags
 from tests.store.batches import NOW, batch_of, blocked_backend, change, keys, opened
 
 OLD, NEW = agent("old"), agent(TEMPLATE)
+IDLE_FOR_LONG = "select clock_timestamp() - state_change > $1 from pg_stat_activity where pid = $2"
 THEIRS = prompt(agent=uri(AGENT, key(1)))  # a prompt in a stranger's repository of our agent
 
 
@@ -156,3 +158,15 @@ async def test_cancelled_in_the_middle(database: str, sql: Sql) -> None:
                 await applying
         await store.apply(batch_of(change()), NOW)
     assert await keys(sql) == ["one"]
+
+
+async def test_connection_just_taken_up_is_not_taken_for_dead(database: str, sql: Sql) -> None:
+    """A server that has been idle since long before is not waiting for us: it hasn't heard what it is asked yet."""
+    async with opened(database) as store:
+        await store.ping()
+        async with store.connection("ping") as connection:
+            await eventually(lambda: sql.fetchval(IDLE_FOR_LONG, SILENCE, connection.get_server_pid()))
+            await store._break_dead()
+            assert not connection.is_closed()
+            await store._break_dead()  # nothing was asked all the while between two looks
+            assert connection.is_closed()

@@ -42,3 +42,24 @@ async def test_looks_up_each_key_by_an_index(sql: Sql, name: str, table: str | N
     scans = [at for at, line in enumerate(plan) if re.match(r"(->  )?Index (Only )?Scan using", line)]
     assert not [line for line in plan if "Seq Scan" in line or line.startswith("Join Filter")]
     assert [plan[at] for at in scans if not plan[at + 1].startswith("Index Cond: ")] == []
+
+
+CROWD = """
+    insert into letta_store.compiled_prompt (did, space, collection, rkey, cid, rev, value, size)
+    select 'did:plc:crowd', '', 'xyz.quasigod.lab.letta.compiledPrompt', n::text, 'cid', '3kaaaaaaaaaaa',
+        '{"agent": "at://did:plc:crowd/xyz.quasigod.lab.letta.agent/a"}', 100 from generate_series(1, 2000) n
+"""
+
+
+async def test_many_agents_of_one_account_where_one_has_all_prompts(sql: Sql) -> None:
+    """Also where statistics say that all prompts are of one agent, those of another are found by it, not by account."""
+    await sql.execute(CROWD)
+    await sql.execute("vacuum analyze letta_store.compiled_prompt")
+    for setting, value in WRITING.items():
+        await sql.execute(f"set {setting} = {value}")
+    await sql.execute(f"prepare asked as {statement('refresh_pairs')}")
+    rows = await sql.fetch("explain (costs off) execute asked (null, null, null)")
+    plan = [row[0].strip() for row in rows]
+    looks = [plan[at + 1] for at, line in enumerate(plan) if "Scan using compiled_prompt" in line]
+    assert looks
+    assert [line for line in looks if "hashtextextended" not in line and "rkey" not in line] == []

@@ -320,6 +320,17 @@ async def test_flags_are_repaired_without_a_fetch(store: Store, sql: Sql) -> Non
     assert (await untrue_flags(sql), await wants(sql)) == ([], {})
 
 
+async def test_flags_without_a_prompt_are_found_and_dropped(store: Store, sql: Sql) -> None:
+    """Flags of a prompt that isn't there are wrong too: they would be counted for ever."""
+    await write(store, commit(1, put("a", "one", 1), put("b", "two", 1)))
+    await sql.execute("delete from letta_store.compiled_prompt where rkey = 'b'")
+    (wrong,) = await Audits(store).untrue_flags()
+    assert (wrong["uri"], wrong["stored"], wrong["computed"]) == (f"at://{DID}/{PROMPT}/b", "unverified", None)
+    await Audits(store).refresh([str(wrong["uri"])], NOW)
+    assert (await untrue_flags(sql), await Audits(store).untrue_flags()) == ([], [])
+    assert await sql.fetchval("select count(*) from letta_store.freshness") == 1
+
+
 async def test_state_told_in_vain_does_not_stop_the_rest(store: Store, sql: Sql) -> None:
     """An account's state that the database refuses is set aside alone."""
     states = {did: AccountChange(did, NOW, False, word) for did, word in ((DID, "a\0"), (STRANGER, "deactivated"))}

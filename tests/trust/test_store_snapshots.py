@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from indexer.model import Want, WantReason
-from indexer.store import Store
+from indexer.store import Store, context
 from indexer.store.repairs import Repairs
+from indexer.store.statements import statement
 from tests import frames
 from tests.frames import AGENT, CONVERSATION, DID, MESSAGE, PROMPT
 from tests.indexing import Sql, untrue_flags
@@ -159,3 +162,15 @@ async def test_commits_that_came_during_the_fetch_outlive_a_rewound_snapshot(
     assert met
     assert [waiting.rev for waiting in await repairs.pending(DID)] == [rev(6)]
     assert await sql.fetchval("select want from letta_store.repo") == "decide"
+
+
+async def test_large_snapshot_is_no_silence(store: Store, repairs: Repairs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much there is to go through, the server hears of us all along: else it would take us for paused."""
+    monkeypatch.setattr(context, "PART_ROWS", 2)
+    held = await fetch_wanted(store, repairs)
+    asked: list[str] = []
+    async with store.connection("repair") as connection:
+        connection.add_query_logger(lambda query: asked.append(query.query))
+    await repairs.reconcile(held, snapshot(5, *(put(f"key-{number}", "one", 5) for number in range(8))), NOW)
+    words = asked.count(statement("still_here"))
+    assert words >= 5 * 4  # taken in, compared, left over, admitted, remembered
