@@ -81,10 +81,16 @@ async def pair(
 
 
 async def role(process: DaemonProcess) -> str:
-    """What a daemon says it is, by ``/readyz`` and by its metric, which have to agree."""
-    told = json.loads((await process.get("/readyz"))[1])["role"]
-    assert await process.metric("writer") == (told == "writer")
-    return str(told)
+    """What a daemon says it is, by ``/readyz`` and by its metric, once they agree: it may change between the two."""
+    told = ""
+
+    async def agree() -> bool:
+        nonlocal told
+        told = json.loads((await process.get("/readyz"))[1])["role"]
+        return bool(await process.metric("writer") == (told == "writer"))
+
+    await eventually(agree)
+    return told
 
 
 async def is_standby(process: DaemonProcess) -> bool:
