@@ -50,7 +50,8 @@ class Tenure:
         """Renew the lease until cancelled. Raises LeaseLostError once another daemon has taken it.
 
         While the database is out of reach nobody knows whose it is, so this goes on: what is written under a lease that
-        was taken isn't committed. Only the gauge follows what others may think by then.
+        was taken isn't committed. Only the gauges follow: that the database is away, also while there is nothing to
+        write, and what others may think by then.
         """
         confirmed = self._clock()
         while True:
@@ -58,10 +59,18 @@ class Tenure:
             asked = self._clock()
             try:
                 await self._leases.renew(lease)
-            except DatabaseUnavailable:
+            except DatabaseUnavailable as error:
+                self._note_database(up=False, why=str(error))
                 self._metrics.writer = self._clock() - confirmed < VALIDITY.total_seconds()
             else:
+                self._note_database(up=True)
                 confirmed, self._metrics.writer = asked, True
+
+    def _note_database(self, *, up: bool, why: str = "") -> None:
+        """Show whether the database answers, and say so when that changes."""
+        if up != self._metrics.database_up:
+            _log.warning("the database answers again" if up else "the database doesn't answer", error=why or None)
+        self._metrics.database_up = up
 
     async def release(self) -> None:
         """Give the lease back, if it is held: whoever is on standby need not wait. Raises DatabaseUnavailable."""

@@ -274,12 +274,14 @@ class Renewals:
     def __init__(self, metrics: Metrics, *answers: tuple[float, bool]) -> None:
         self.seconds = 0.0
         self.shown: list[bool] = []  # by the gauge, before each renewal
+        self.database: list[bool] = []  # whether it answers, by the other gauge
         self._metrics = metrics
         self._answers = iter(answers)
 
     async def renew(self, lease: Lease) -> None:
         """The next answer."""
         self.shown.append(self._metrics.writer)
+        self.database.append(self._metrics.database_up)
         self.seconds, answered = next(self._answers, (self.seconds, None))
         if answered is None:
             raise LeaseLostError
@@ -291,9 +293,10 @@ async def test_gauge_follows_what_others_may_think(monkeypatch: pytest.MonkeyPat
     """A writer that can't renew says that it is none once its lease may be another's, and goes on when it wasn't."""
     monkeypatch.setattr(tenure, "RENEWAL", 0)
     metrics = Metrics(clock=time)
-    metrics.writer = True
+    metrics.writer = metrics.database_up = True
     valid = VALIDITY.total_seconds()
     renewals = Renewals(metrics, (1, True), (valid - 0.1, False), (valid + 0.1, False), (valid + 1, True))
     with pytest.raises(LeaseLostError):
         await Tenure(renewals, metrics, clock=lambda: renewals.seconds).keep(Lease(1))  # type: ignore[arg-type]
     assert renewals.shown == [True, True, True, False, True]
+    assert renewals.database == [True, True, False, False, True]  # also while there is nothing to write

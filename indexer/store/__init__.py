@@ -103,7 +103,7 @@ class Store:
         """Write the batch without the one thing that the database refuses, and that as a dead letter."""
         if isinstance(error, DatabaseTooSlow):
             for _ in range(SLOW_TRIES - 1):
-                with suppress(DatabaseTooSlow):
+                with suppress(DatabaseTooSlow, BatchRefused):
                     return await self._write(batch, now, lease)
         did, what, rest = batch.without_last()
         if not what:
