@@ -53,24 +53,22 @@ class Tenure:
         was taken isn't committed. Only the gauges follow: that the database is away, also while there is nothing to
         write, and what others may think by then.
         """
-        confirmed = self._clock()
+        confirmed, away = self._clock(), False
         while True:
             await asyncio.sleep(RENEWAL)
             asked = self._clock()
             try:
                 await self._leases.renew(lease)
             except DatabaseUnavailable as error:
-                self._note_database(up=False, why=str(error))
+                if not away:
+                    _log.warning("the database doesn't answer", error=str(error))
+                self._metrics.database_up, away = False, True
                 self._metrics.writer = self._clock() - confirmed < VALIDITY.total_seconds()
             else:
-                self._note_database(up=True)
+                if away:  # only then: one that takes no rows in, its disk being full, may still take a renewal
+                    _log.warning("the database answers again")
+                    self._metrics.database_up, away = True, False
                 confirmed, self._metrics.writer = asked, True
-
-    def _note_database(self, *, up: bool, why: str = "") -> None:
-        """Show whether the database answers, and say so when that changes."""
-        if up != self._metrics.database_up:
-            _log.warning("the database answers again" if up else "the database doesn't answer", error=why or None)
-        self._metrics.database_up = up
 
     async def release(self) -> None:
         """Give the lease back, if it is held: whoever is on standby need not wait. Raises DatabaseUnavailable."""

@@ -300,3 +300,13 @@ async def test_gauge_follows_what_others_may_think(monkeypatch: pytest.MonkeyPat
         await Tenure(renewals, metrics, clock=lambda: renewals.seconds).keep(Lease(1))  # type: ignore[arg-type]
     assert renewals.shown == [True, True, True, False, True]
     assert renewals.database == [True, True, False, False, True]  # also while there is nothing to write
+
+
+async def test_renewal_does_not_overrule_a_write_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database with a full disk may take renewals and no rows: then it isn't up, whatever the lease says."""
+    monkeypatch.setattr(tenure, "RENEWAL", 0)
+    metrics = Metrics(clock=time)
+    renewals = Renewals(metrics, (1, True), (2, True))
+    with pytest.raises(LeaseLostError):
+        await Tenure(renewals, metrics, clock=lambda: renewals.seconds).keep(Lease(1))  # type: ignore[arg-type]
+    assert renewals.database == [False, False, False]
