@@ -179,20 +179,22 @@ class HttpServer:
         return _text(200, "ok\n")  # that this ran is the proof
 
     async def _serve_readiness(self, request: web.BaseRequest) -> web.Response:
-        reasons = await self._reasons()
+        reasons = await ask_readiness(self._readiness)
         body = json.dumps({"ready": not reasons, "reasons": reasons, "role": self._role()}) + "\n"
         return web.Response(status=503 if reasons else 200, text=body, headers={hdrs.CONTENT_TYPE: _JSON})
 
-    async def _reasons(self) -> list[str]:
-        try:
-            async with asyncio.timeout(READINESS_SECONDS):
-                answer = self._readiness()
-                return answer if isinstance(answer, list) else await answer
-        except TimeoutError:
-            return [f"the readiness check gave no answer within {READINESS_SECONDS:g} s"]
-        except Exception as error:
-            _log.exception("the readiness check failed")
-            return [f"the readiness check failed: {type(error).__name__}"]
+
+async def ask_readiness(readiness: Readiness) -> list[str]:
+    """The reasons why the daemon is not ready; no answer within ``READINESS_SECONDS``, or a fault, is one too."""
+    try:
+        async with asyncio.timeout(READINESS_SECONDS):
+            answer = readiness()
+            return answer if isinstance(answer, list) else await answer
+    except TimeoutError:
+        return [f"the readiness check gave no answer within {READINESS_SECONDS:g} s"]
+    except Exception as error:
+        _log.exception("the readiness check failed")
+        return [f"the readiness check failed: {type(error).__name__}"]
 
 
 def _make_request(

@@ -41,7 +41,7 @@ T = TypeVar("T")
 _log = structlog.stdlib.get_logger("indexer.term")
 
 
-class Reached(Protocol):
+class Eventually(Protocol):
     """Does some work on the database, however long that takes to come up."""
 
     async def __call__(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -81,7 +81,7 @@ class Term:
         return [("writer", self._pipeline.write), ("states", self._keep_states), ("prune", self._prune), *accounts]
 
     async def follows(
-        self, stack: AsyncExitStack, sources: Mapping[str, Source], cursors: Mapping[str, int], reached: Reached
+        self, stack: AsyncExitStack, sources: Mapping[str, Source], cursors: Mapping[str, int], reached: Eventually
     ) -> list[tuple[str, Job]]:
         """What follows each source and space, by name: under ``once``, and where a source ends, it ends as well.
 
@@ -101,7 +101,7 @@ class Term:
         spaces = self._followers.items()
         return jobs + [("spaces", partial(self._follow_spaces, account, follower)) for account, follower in spaces]
 
-    async def _begin(self, source: Source, position: int | None, reached: Reached) -> list[tuple[str, Job]]:
+    async def _begin(self, source: Source, position: int | None, reached: Eventually) -> list[tuple[str, Job]]:
         """What follows a source: its frames, and where proofs are demanded the discovery at its host."""
         verification = self._verification
         if verification is None:

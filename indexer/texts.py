@@ -21,21 +21,23 @@ def facts_of(collection: str, data: Mapping[str, Json], digests: Mapping[str, st
     is missing or no string has no facts: None.
     """
     if collection == COMPILED_PROMPT:
-        content, memory = data.get("content"), data.get("coreMemory")
-        whole = isinstance(content, str) and isinstance(memory, str)
+        content, memory = _utf8(data.get("content")), _utf8(data.get("coreMemory"))
         return {
-            "content_bytes": len(content.encode()) if isinstance(content, str) else None,
+            "content_bytes": None if content is None else len(content),
             "content_sha256": _sha256(content, digests.get("content")),
             "core_memory_sha256": _sha256(memory, digests.get("coreMemory")),
-            "core_memory_in_content": memory in content if whole else None,  # type: ignore[operator]
+            "core_memory_in_content": None if content is None or memory is None else memory in content,
         }
     if collection == AGENT:
-        return {"system_sha256": _sha256(data.get("system"), digests.get("system"))}
+        return {"system_sha256": _sha256(_utf8(data.get("system")), digests.get("system"))}
     return {}
 
 
-def _sha256(value: Json, original: str | None) -> str | None:
+def _utf8(value: Json) -> bytes | None:
+    """A string's bytes: one is within another where its bytes are. None for what is no string."""
+    return value.encode() if isinstance(value, str) else None
+
+
+def _sha256(text: bytes | None, original: str | None) -> str | None:
     """Hex SHA-256 of a string as it was written; None for what is no string."""
-    if not isinstance(value, str):
-        return None
-    return original or hashlib.sha256(value.encode()).hexdigest()
+    return None if text is None else original or hashlib.sha256(text).hexdigest()

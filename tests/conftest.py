@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -53,6 +55,15 @@ async def sql(database: str) -> AsyncIterator[Sql]:
     connection = await asyncpg.connect(database)
     yield connection
     await connection.close()
+
+
+@pytest.fixture
+def data_dir() -> Iterator[Path]:
+    """A data folder whose way the embedded server's user can go too."""
+    folder = Path(tempfile.mkdtemp(prefix="test-"))
+    folder.chmod(0o755)
+    yield folder / "data"
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

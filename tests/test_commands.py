@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
@@ -25,15 +22,6 @@ async def filled(database: str, pds_a: Path) -> str:
     async with indexing(database) as index:
         await index.take(read_capture(pds_a / "frames.bin"))
     return database
-
-
-@pytest.fixture
-def data_dir() -> Iterator[Path]:
-    """A data folder whose way the embedded server's user can go too."""
-    folder = Path(tempfile.mkdtemp(prefix="test-"))
-    folder.chmod(0o755)
-    yield folder / "data"
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 async def test_status_says_what_the_views_say(filled: str, sql: Sql) -> None:

@@ -17,6 +17,7 @@ from pydantic import SecretStr
 
 from indexer.config_values import Listen
 from indexer.errors import DatabaseError, DatabaseTooSlow
+from indexer.http import Handler, Readiness, ask_readiness
 from indexer.page import asked
 from indexer.page.admission import Admission, token_of
 from indexer.page.asked import Parameter, Unusable, parse_query
@@ -25,12 +26,9 @@ from indexer.page.shown import environment
 from indexer.store.pages import COUNTED, TEXT_COMPARED, TEXT_SHOWN, Listed, Pages, Row
 
 Query: TypeAlias = dict[str, str]
-Handler: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.Response]]
-Readiness: TypeAlias = Callable[[], Awaitable[list[str]]]
 Facts: TypeAlias = dict[str, Any]
 
 PAGE_SECONDS: Final = 8.0  # for one answer, waiting for its turn at the database included
-READY_SECONDS: Final = 2.0
 POLICY: Final = (
     "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
@@ -136,11 +134,7 @@ class Page:
         )
 
     async def _overview(self, query: Query) -> Facts:
-        try:
-            async with asyncio.timeout(READY_SECONDS):
-                reasons = await self._readiness()
-        except TimeoutError:
-            reasons = [f"the readiness check gave no answer within {READY_SECONDS:g} s"]
+        reasons = await ask_readiness(self._readiness)
         sources, counts = await self._pages.overview()
         return {"reasons": reasons, "sources": sources, "counts": counts, "most": COUNTED}
 

@@ -10,7 +10,7 @@ from indexer.batch import key_of
 from indexer.model import COMPILED_PROMPT, AccountChange, Want, WantReason
 from indexer.store.chain import ASKED
 from indexer.store.context import Context, columns, did_of, short_keys
-from indexer.store.rows import LocksMissedError, note_deleted
+from indexer.store.rows import note_deleted, require_locks
 from indexer.store.statements import HISTORY_TABLES, RECORD_TABLES
 from indexer.syntax import LAST_TID
 
@@ -110,9 +110,7 @@ async def _purge(context: Context, gone: dict[str, str]) -> None:
     if not gone:
         return
     dids, revs = list(gone), list(gone.values())
-    named = await context.fetch("agents_named_by_accounts", dids, revs)
-    if missed := {did_of(row["agent_uri"]) for row in named} - context.locked:
-        raise LocksMissedError(missed)
+    require_locks(context, await context.fetch("agents_named_by_accounts", dids, revs))
     await _touch_agents(context, dids)
     await context.execute("put_purged_revs", dids, revs)
     for table in RECORD_TABLES:

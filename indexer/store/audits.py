@@ -11,9 +11,9 @@ import asyncpg
 from indexer.batch import Batch
 from indexer.store.accounts import forget
 from indexer.store.connection import fetch
-from indexer.store.context import Context, columns, did_of, short_key_in
+from indexer.store.context import Context, columns, short_key_in
 from indexer.store.repairs import Repairs
-from indexer.store.rows import LocksMissedError
+from indexer.store.rows import require_locks
 from indexer.store.statements import FACTS, RECORD_TABLES, key_columns
 from indexer.store.writer import transact
 from indexer.syntax import parse_record_uri
@@ -56,8 +56,7 @@ async def doubt_flags(context: Context, keys: list[tuple[str, str, str]]) -> Non
     Raises LocksMissedError.
     """
     rows = await context.fetch("agents_of_keys", *columns(keys, 3))
-    if missed := {did_of(row["agent_uri"]) for row in rows if row["agent_uri"]} - context.locked:
-        raise LocksMissedError(missed)
+    require_locks(context, rows)
     for row in rows:
         context.enter(row)
     context.gone.update(set(keys) - {short_key_in(row) for row in rows})

@@ -12,8 +12,8 @@ import asyncpg
 from indexer.batch import Batch, Key, key_of
 from indexer.model import COMPILED_PROMPT, CONVERSATION, Change, WantReason
 from indexer.store.chain import CHAINABLE, DECIDABLE
-from indexer.store.context import Context, by_table, columns, did_of, key_in, short_keys
-from indexer.store.rows import LocksMissedError, note_deleted
+from indexer.store.context import Context, by_table, columns, key_in, short_keys
+from indexer.store.rows import note_deleted, require_locks
 from indexer.store.statements import RECORD_TABLES
 
 
@@ -196,9 +196,7 @@ async def rows_of(
     for table in RECORD_TABLES:
         found = await context.fetch("repo_rows", did, space, table=table)
         rows.update((key_in(row), row) for row in found if f"{row['collection']}/{row['rkey']}".startswith(prefixes))
-    prompts = [row["agent_uri"] for key, row in rows.items() if key.collection == COMPILED_PROMPT and row["agent_uri"]]
-    if missed := {did_of(uri) for uri in prompts} - context.locked:
-        raise LocksMissedError(missed)
+    require_locks(context, (row for key, row in rows.items() if key.collection == COMPILED_PROMPT))
     return rows
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import asyncpg
 
@@ -24,13 +24,18 @@ async def remember(context: Context, written: dict[Key, asyncpg.Record]) -> None
         async for key, change, record in context.paced(_versions(context, COMPILED_PROMPT))
         if not (key in written and change is context.batch.puts[key]) and _has_room(context, key)
     ]
-    context.mark(await context.run("put_passed_recompiles", passed, context.limits.keep_content, heavy=6), 1)
+    await keep_passed(context, passed)
     versions = [
         (*short_key(key), change.rev, change.cid, record.value)
         async for key, change, record in context.paced(_versions(context, CONVERSATION))
         if _has_room(context, key)
     ]
     context.mark(await context.run("put_conversation_versions", versions, heavy=5), 1)
+
+
+async def keep_passed(context: Context, rows: Iterable[tuple[object, ...]]) -> None:
+    """Keep versions of prompts (:func:`version_row`) that are not the rows."""
+    context.mark(await context.run("put_passed_recompiles", rows, context.limits.keep_content, heavy=6), 1)
 
 
 def version_row(key: Key, rev: str, cid: str | None, record: Record | None, ordinal: int = 0) -> tuple[object, ...]:

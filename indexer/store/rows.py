@@ -24,6 +24,12 @@ class LocksMissedError(Exception):
         self.dids = dids
 
 
+def require_locks(context: Context, prompts: Iterable[asyncpg.Record]) -> None:
+    """Raise LocksMissedError unless the accounts of the agents that these prompts name are locked."""
+    if missed := {did_of(row["agent_uri"]) for row in prompts if row["agent_uri"]} - context.locked:
+        raise LocksMissedError(missed)
+
+
 async def read_counts(context: Context) -> None:
     """How much each repository of the batch holds."""
     for row in await context.fetch("repo_sizes", list(context.batch.dids())):
@@ -42,10 +48,7 @@ async def read_rows(context: Context) -> None:
     for table, group in by_table(keys).items():
         for row in await context.run("kept_rows", group, table=table):
             context.kept[key_in(row)] = row
-    prompts = [row for key, row in context.kept.items() if key.collection == COMPILED_PROMPT]
-    missed = {did_of(row["agent_uri"]) for row in prompts if row["agent_uri"]} - context.locked
-    if missed:
-        raise LocksMissedError(missed)
+    require_locks(context, (row for key, row in context.kept.items() if key.collection == COMPILED_PROMPT))
 
 
 async def delete(context: Context) -> None:

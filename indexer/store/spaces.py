@@ -16,10 +16,10 @@ from indexer.errors import BatchRefused, SchemaError
 from indexer.model import COMPILED_PROMPT, Change, Proof, Reason, Record
 from indexer.store.claims import drop_rows, drop_versions, rows_of
 from indexer.store.connection import fetch
-from indexer.store.context import Applied, Context, Share, did_of
-from indexer.store.history import version_row
+from indexer.store.context import Applied, Context, Share
+from indexer.store.history import keep_passed, version_row
 from indexer.store.lease import Lease, hold_lease
-from indexer.store.rows import LocksMissedError
+from indexer.store.rows import require_locks
 from indexer.store.statements import HISTORY_TABLES, PROMPTS, RECORD_TABLES, statement
 from indexer.store.writer import Step, transact
 from indexer.syntax import LAST_TID
@@ -228,9 +228,7 @@ async def _delete(context: Context, move: Move) -> None:
     gone = [key_of(change) for change in move.changes if change.cid is None]
     prompts = [key for key in gone if key.collection == COMPILED_PROMPT]
     if prompts:
-        rows = await context.run("kept_rows", prompts, table=PROMPTS)
-        if missed := {did_of(row["agent_uri"]) for row in rows if row["agent_uri"]} - context.locked:
-            raise LocksMissedError(missed)
+        require_locks(context, await context.run("kept_rows", prompts, table=PROMPTS))
     await drop_rows(context, gone, (), LAST_TID)
 
 
@@ -254,7 +252,7 @@ async def _remember(context: Context, superseded: Sequence[Version]) -> None:
     prompts = [one for one in superseded if one.key.collection == COMPILED_PROMPT]
     if prompts and context.has_room(prompts[0].key.did, prompts[0].key.space):
         rows = [version_row(one.key, one.rev, one.cid, one.record, one.ordinal - BEFORE) for one in prompts]
-        context.mark(await context.run("put_passed_recompiles", rows, context.limits.keep_content, heavy=6), 1)
+        await keep_passed(context, rows)
 
 
 async def _conclude(context: Context, move: Move) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import shutil
 import signal
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from time import monotonic
 
@@ -28,15 +26,6 @@ KILLS = size(2, 40)  # of each drill; half as many where the embedded server tak
 SECONDS = size(0.6, 2.0)  # of traffic around each kill
 STARTING = 0.25  # of the kills are followed by one of the daemon that starts then
 START_SECONDS = 1.5  # which takes about so long
-
-
-@pytest.fixture
-def data_dir() -> Iterator[Path]:
-    """A data folder whose way the embedded server's user can go too."""
-    folder = Path(tempfile.mkdtemp(prefix="test-"))
-    folder.chmod(0o755)
-    yield folder / "data"
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

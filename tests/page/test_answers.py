@@ -9,6 +9,7 @@ from html import unescape
 import aiohttp
 import pytest
 
+from indexer import http
 from indexer.page import answers
 from indexer.page.shown import link
 from indexer.store import pages
@@ -236,7 +237,7 @@ async def test_who_waits_too_long_for_a_turn_is_told(database: str, monkeypatch:
 
 async def test_a_readiness_check_that_hangs_is_not_waited_for(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The overview comes all the same, and says that the check gave no answer."""
-    monkeypatch.setattr(answers, "READY_SECONDS", 0.01)
+    monkeypatch.setattr(http, "READINESS_SECONDS", 0.01)
     never = asyncio.Event()
 
     async def hang(site: Site) -> list[str]:
