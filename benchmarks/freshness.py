@@ -55,11 +55,13 @@ from letta_store.account
 """
 REPOS = "insert into letta_store.repo (did, rev) select did, '3kaaaaaaaaaaa' from letta_store.account"
 REFRESH = """
-insert into letta_store.freshness as kept (did, space, rkey, freshness, stale_reasons, stale_rev, evidence)
-select did, space, rkey, freshness, stale_reasons, stale_rev, evidence from letta_store.freshness_truth where differs
+insert into letta_store.freshness as kept (did, space, rkey, freshness, stale_reasons)
+select t.did, t.space, t.rkey, t.freshness, t.stale_reasons
+from letta_store.freshness_truth t
+left join letta_store.freshness k on k.did = t.did and k.space = t.space and k.rkey = t.rkey
+where k.freshness is distinct from t.freshness or k.stale_reasons is distinct from t.stale_reasons
 on conflict (did, space, rkey) do update set
-    freshness = excluded.freshness, stale_reasons = excluded.stale_reasons, stale_rev = excluded.stale_rev,
-    evidence = excluded.evidence, was = kept.freshness
+    freshness = excluded.freshness, stale_reasons = excluded.stale_reasons, was = kept.freshness
 """
 
 

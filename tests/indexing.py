@@ -117,8 +117,10 @@ HISTORY = """
 UNTRUE_FLAGS = """
     select letta_store.uri_of(did, space, 'compiled_prompt', rkey) as uri
     from letta_store.freshness f full join letta_store.freshness_truth t using (did, space, rkey)
-    where (f.freshness, f.stale_reasons, f.stale_rev, f.evidence)
-        is distinct from (t.freshness, t.stale_reasons, t.stale_rev, t.evidence)
+    where (f.freshness, f.stale_reasons) is distinct from (t.freshness, t.stale_reasons)
+        or t.stale_reasons <> array(select distinct e ->> 'reason' from jsonb_array_elements(t.evidence) e order by 1)
+        or t.stale_since is distinct from (
+            select min(letta_store.rev_time(e ->> 'rev')) from jsonb_array_elements(t.evidence) e)
 """
 
 

@@ -41,6 +41,22 @@ comment on table letta_store.compiled_prompt is
 drop function letta_store.sha256_at;
 drop function letta_store.contains;
 
+-- The prompts of an agent are found by a column: readers too look for the latest of them.
+-- Of a canonical URI that of its text. Other forms of it hash as it does; what names no record hashes to anything.
+create function letta_store.reference_hash(reference text) returns bigint
+    language sql immutable parallel safe
+    return hashtextextended(
+        case when reference like 'at:space/%' then letta_store.record_uri(reference) else reference end, 0);
+
+alter table letta_store.compiled_prompt
+    add column agent_hash bigint generated always as (letta_store.reference_hash(letta_store.text_at(value, 'agent'))) stored;
+drop index letta_store.compiled_prompt_agent;
+create index compiled_prompt_agent on letta_store.compiled_prompt
+    (agent_hash, did, space, compiled_at desc nulls last, rkey desc) where agent_uri is not null;
+grant select (agent_hash) on letta_store.compiled_prompt to letta_reader;
+grant select (digests) on letta_store.conversation, letta_store.compiled_prompt, letta_store.agent, letta_store.message,
+    letta_store.other_record to letta_reader;
+
 -- The flags of prompts, in a table of their own. Readers who were granted a space see its flags as before.
 create table letta_store.freshness (
     did text collate "C" not null,
@@ -48,23 +64,19 @@ create table letta_store.freshness (
     rkey text collate "C" not null,
     freshness text not null,
     stale_reasons text[] not null,
-    stale_rev text collate "C",
-    evidence jsonb,
     was text,
     primary key (did, space, rkey)
 ) partition by list (space);
 create index freshness_stale on letta_store.freshness (did, space, rkey) where freshness = 'stale';
 comment on table letta_store.freshness is
-    'What freshness_truth says of each prompt. stale_rev: the earliest rev that contradicts it; was: the freshness before';
+    'What freshness_truth says of each prompt, as far as it is counted, listed and announced; was: the freshness before';
 
 create table letta_store.freshness_public partition of letta_store.freshness for values in ('');
 create table letta_store.freshness_private partition of letta_store.freshness default;
-insert into letta_store.freshness (did, space, rkey, freshness, stale_reasons, stale_rev, evidence)
-select did, space, rkey, freshness, stale_reasons,
-    (select min((e ->> 'rev') collate "C") from jsonb_array_elements(evidence) e), evidence
-from letta_store.compiled_prompt;
+insert into letta_store.freshness (did, space, rkey, freshness, stale_reasons)
+select did, space, rkey, freshness, stale_reasons from letta_store.compiled_prompt;
 alter table letta_store.freshness enable row level security;
-grant select (did, space, rkey, freshness, stale_reasons, stale_rev, evidence, was) on letta_store.freshness to letta_reader;
+grant select (did, space, rkey, freshness, stale_reasons, was) on letta_store.freshness to letta_reader;
 do $$
 declare
     found record;
@@ -82,6 +94,105 @@ $$;
 
 drop function letta_store.refresh_freshness;
 drop view letta_store.freshness_truth;
+create function letta_store.pair_facts(did text, space text, agent_uri text)
+    returns table (
+        latest text, latest_at timestamptz, latest_uri text, latest_cid text, latest_rev text, latest_template text,
+        latest_revision text, latest_memory text,
+        agent text, agent_cid text, agent_rev text, agent_template text, agent_revision text, agent_memory text)
+    language sql stable parallel safe
+begin atomic
+    select s.*, a.*
+    from (select) one
+    left join lateral (  -- each partition by itself: of both together some plans sort all there is
+        (select p.rkey, p.compiled_at, p.uri, p.cid, p.rev, p.template_hash, p.memfs_revision,
+            coalesce(p.digests ->> 'memfsRevision', p.memfs_revision)
+        from letta_store.compiled_prompt p
+        where pair_facts.space = '' and p.agent_hash = hashtextextended(pair_facts.agent_uri, 0)
+            and p.did = pair_facts.did and p.space = '' and p.agent_uri = pair_facts.agent_uri
+        order by p.compiled_at desc nulls last, p.rkey desc limit 1)
+        union all
+        (select p.rkey, p.compiled_at, p.uri, p.cid, p.rev, p.template_hash, p.memfs_revision,
+            coalesce(p.digests ->> 'memfsRevision', p.memfs_revision)
+        from letta_store.compiled_prompt p
+        where pair_facts.space <> '' and p.agent_hash = hashtextextended(pair_facts.agent_uri, 0)
+            and p.did = pair_facts.did and p.space = pair_facts.space and p.space <> ''
+            and p.agent_uri = pair_facts.agent_uri
+        order by p.compiled_at desc nulls last, p.rkey desc limit 1)) s on true
+    left join lateral (
+        select a.uri, a.cid, a.rev, a.system_sha256, a.memfs_revision,
+            coalesce(a.digests ->> 'memfsRevision', a.memfs_revision)
+        from letta_store.agent a join letta_store.account x on x.did = a.did and not x.hidden
+        where a.did = letta_store.did_of(pair_facts.agent_uri)
+            -- public, or of the prompts' own space: of another one none has this URI
+            and a.space = case split_part(pair_facts.agent_uri, '/', 4) when 'space' then pair_facts.space else '' end
+            and a.rkey = letta_store.rkey_of(pair_facts.agent_uri) and a.uri = pair_facts.agent_uri
+        limit 1) a on true
+    offset 0;  -- so that it stays one thing, which is looked up once for all prompts of an agent
+end;
+comment on function letta_store.pair_facts is
+    'What the prompts of an agent in a repository are compared with, always one row: the latest of them, and the agent if it can be seen from there. memory: the revision as it was written, or its digest where jsonb does not hold that';
+
+create function letta_store.judgement(
+    template text, memory text, compiled_at timestamptz, latest_template text, latest_memory text, latest_at timestamptz,
+    agent_template text, agent_memory text)
+    returns table (
+        by_agent_template boolean, by_latest_template boolean, by_agent_memory boolean,
+        by_latest_memory boolean, freshness text, stale_reasons text[])
+    language sql immutable parallel safe
+begin atomic
+    select
+        b.*,
+        case
+            when b.by_agent_template or b.by_latest_template or b.by_agent_memory or b.by_latest_memory then 'stale'
+            when judgement.agent_template = judgement.template then 'fresh'
+            else 'unverified'
+        end,
+        case when b.by_agent_memory or b.by_latest_memory then
+            case when b.by_agent_template or b.by_latest_template
+                then '{memory_changed,template_changed}'::text[] else '{memory_changed}' end
+        when b.by_agent_template or b.by_latest_template then '{template_changed}' else '{}' end
+    from (
+        select
+            coalesce(judgement.agent_template <> judgement.template, false) as by_agent_template,
+            coalesce(judgement.agent_template is null and judgement.latest_at > judgement.compiled_at
+                and judgement.latest_template <> judgement.template, false) as by_latest_template,
+            judgement.agent_memory is not null
+                and judgement.agent_memory is distinct from judgement.memory as by_agent_memory,
+            coalesce(judgement.latest_at > judgement.compiled_at
+                and judgement.latest_memory is distinct from judgement.memory, false) as by_latest_memory) b;
+end;
+comment on function letta_store.judgement is
+    'A prompt''s freshness and the reasons for it, out of its template''s hash, memory and instant, and what pair_facts gives';
+
+create view letta_store.freshness_truth with (security_invoker = true) as
+select
+    p.did, p.space, p.rkey, p.agent_uri, j.freshness, j.stale_reasons,
+    letta_store.rev_time(least(
+        case when j.by_agent_template or j.by_agent_memory then f.agent_rev collate "C" end,
+        case when j.by_latest_template or j.by_latest_memory then f.latest_rev collate "C" end)) as stale_since,
+    case when j.freshness = 'stale' then to_jsonb(array_remove(array[
+        case when j.by_agent_template then jsonb_build_object(
+            'reason', 'template_changed', 'record', f.agent, 'cid', f.agent_cid, 'rev', f.agent_rev,
+            'field', 'rawSystemHash', 'found', p.template_hash, 'expected', f.agent_template) end,
+        case when j.by_latest_template then jsonb_build_object(
+            'reason', 'template_changed', 'record', f.latest_uri, 'cid', f.latest_cid, 'rev', f.latest_rev,
+            'field', 'rawSystemHash', 'found', p.template_hash, 'expected', f.latest_template) end,
+        case when j.by_agent_memory then jsonb_build_object(
+            'reason', 'memory_changed', 'record', f.agent, 'cid', f.agent_cid, 'rev', f.agent_rev,
+            'field', 'memfsRevision', 'found', left(p.memfs_revision, 256), 'expected', left(f.agent_revision, 256)) end,
+        case when j.by_latest_memory then jsonb_build_object(
+            'reason', 'memory_changed', 'record', f.latest_uri, 'cid', f.latest_cid, 'rev', f.latest_rev,
+            'field', 'memfsRevision', 'found', left(p.memfs_revision, 256), 'expected', left(f.latest_revision, 256)) end
+    ], null)) end as evidence
+from letta_store.compiled_prompt p
+cross join lateral letta_store.pair_facts(p.did, p.space, p.agent_uri) f
+cross join lateral letta_store.judgement(
+    p.template_hash, coalesce(p.digests ->> 'memfsRevision', p.memfs_revision), p.compiled_at,
+    f.latest_template, f.latest_memory, f.latest_at, f.agent_template, f.agent_memory) j;
+comment on view letta_store.freshness_truth is
+    'What freshness, stale_reasons, stale_since and evidence of every prompt are, from the records alone; the last two are not stored';
+grant select on letta_store.freshness_truth to letta_reader;
+
 create or replace view letta.compiled_prompt with (security_invoker = true) as
 select
     r.uri, r.did, r.space, r.collection, r.rkey, r.cid, r.rev, r.value, r.valid, r.violations,
@@ -98,89 +209,21 @@ select
         select h.cid, lag(h.cid) over (order by h.rev, h.ordinal, h.cid) as previous from letta_store.recompile h
         where h.did = r.did and h.space = r.space and h.rkey = r.rkey) c
      where c.cid <> c.previous) as recompiles,
-    k.freshness, k.stale_reasons, letta_store.rev_time(k.stale_rev) as stale_since, k.evidence
+    k.freshness, k.stale_reasons,
+    case when k.freshness = 'stale' then (
+        select t.stale_since from letta_store.freshness_truth t
+        where t.did = r.did and t.space = r.space and t.rkey = r.rkey) end as stale_since,
+    case when k.freshness = 'stale' then (
+        select t.evidence from letta_store.freshness_truth t
+        where t.did = r.did and t.space = r.space and t.rkey = r.rkey) end as evidence
 from letta_store.compiled_prompt r join letta_store.account x on x.did = r.did
 join letta_store.freshness k on k.did = r.did and k.space = r.space and k.rkey = r.rkey
 where not x.hidden;
 
 alter table letta_store.compiled_prompt
     drop column freshness, drop column stale_reasons, drop column stale_since, drop column evidence;
-
-create view letta_store.freshness_truth as
-with fact as (
-    select
-        p.did, p.space, p.rkey, p.agent_uri, p.memfs_revision, p.template_hash,
-        k.freshness as stored, k.stale_reasons as stored_reasons, k.stale_rev as stored_rev, k.evidence as stored_evidence,
-        s.uri as sibling_uri, s.cid as sibling_cid, s.rev as sibling_rev,
-        s.memfs_revision as sibling_memfs_revision, s.template_hash as sibling_template_hash,
-        a.uri as agent_record, a.cid as agent_cid, a.rev as agent_rev,
-        a.system_sha256, a.memfs_revision as agent_memfs_revision,
-        coalesce(a.system_sha256 <> p.template_hash, false) as agent_template,
-        -- as it was written, whatever jsonb holds
-        a.memfs_revision is not null and coalesce(a.digests ->> 'memfsRevision', a.memfs_revision)
-            is distinct from coalesce(p.digests ->> 'memfsRevision', p.memfs_revision) as agent_memory,
-        coalesce(a.system_sha256 is null and s.compiled_at > p.compiled_at
-            and s.template_hash <> p.template_hash, false) as sibling_template,
-        coalesce(s.compiled_at > p.compiled_at and coalesce(s.digests ->> 'memfsRevision', s.memfs_revision)
-            is distinct from coalesce(p.digests ->> 'memfsRevision', p.memfs_revision), false) as sibling_memory
-    from letta_store.compiled_prompt p
-    left join letta_store.freshness k on k.did = p.did and k.space = p.space and k.rkey = p.rkey
-    -- Both are the same for all prompts of an agent: looked up by index, and by most plans once.
-    left join lateral (
-        select s.* from letta_store.compiled_prompt s
-        where hashtextextended(s.agent_uri, 0) = hashtextextended(p.agent_uri, 0)
-            and s.did = p.did and s.space = p.space and s.agent_uri = p.agent_uri
-        order by s.compiled_at desc nulls last, s.rkey desc limit 1) s on true
-    left join lateral (
-        select a.* from letta_store.agent a join letta_store.account x on x.did = a.did and not x.hidden
-        where a.did = letta_store.did_of(p.agent_uri) and a.space = letta_store.space_of(p.agent_uri)
-            and a.rkey = letta_store.rkey_of(p.agent_uri) and a.uri = p.agent_uri
-            and (a.space = '' or a.space = p.space)
-        limit 1) a on true
-), judged as (  -- what only stale prompts have is worked out for these alone
-    select
-        f.did, f.space, f.rkey, f.agent_uri, f.stored, f.stored_reasons, f.stored_rev, f.stored_evidence,
-        case
-            when agent_template or sibling_template or agent_memory or sibling_memory then 'stale'
-            when f.system_sha256 = f.template_hash then 'fresh'
-            else 'unverified'
-        end as freshness,
-        case when agent_template or sibling_template or agent_memory or sibling_memory then
-            array_remove(array[
-                case when agent_memory or sibling_memory then 'memory_changed' end,
-                case when agent_template or sibling_template then 'template_changed' end], null)
-        else '{}' end as stale_reasons,
-        least(
-            case when agent_template or agent_memory then f.agent_rev end,
-            case when sibling_template or sibling_memory then f.sibling_rev end) as stale_rev,
-        case when agent_template or sibling_template or agent_memory or sibling_memory then
-            to_jsonb(array_remove(array[
-                case when agent_template then jsonb_build_object(
-                    'reason', 'template_changed', 'record', f.agent_record, 'cid', f.agent_cid, 'rev', f.agent_rev,
-                    'field', 'rawSystemHash', 'found', f.template_hash, 'expected', f.system_sha256) end,
-                case when sibling_template then jsonb_build_object(
-                    'reason', 'template_changed', 'record', f.sibling_uri, 'cid', f.sibling_cid, 'rev', f.sibling_rev,
-                    'field', 'rawSystemHash', 'found', f.template_hash, 'expected', f.sibling_template_hash) end,
-                case when agent_memory then jsonb_build_object(
-                    'reason', 'memory_changed', 'record', f.agent_record, 'cid', f.agent_cid, 'rev', f.agent_rev,
-                    'field', 'memfsRevision', 'found', left(f.memfs_revision, 256),
-                    'expected', left(f.agent_memfs_revision, 256)) end,
-                case when sibling_memory then jsonb_build_object(
-                    'reason', 'memory_changed', 'record', f.sibling_uri, 'cid', f.sibling_cid, 'rev', f.sibling_rev,
-                    'field', 'memfsRevision', 'found', left(f.memfs_revision, 256),
-                    'expected', left(f.sibling_memfs_revision, 256)) end], null))
-        end as evidence
-    from fact f
-)
-select
-    did, space, rkey, agent_uri, freshness, stale_reasons, stale_rev, letta_store.rev_time(stale_rev) as stale_since,
-    evidence, stored, stored_reasons,
-    stored is distinct from freshness or stored_reasons is distinct from stale_reasons
-        or stored_rev is distinct from stale_rev or stored_evidence is distinct from evidence as differs
-from judged;
-comment on view letta_store.freshness_truth is
-    'What freshness, stale_reasons, stale_since and evidence of every prompt have to be, from the records alone; differs: whether something else is stored in letta_store.freshness';
 analyze letta_store.freshness;
+analyze letta_store.compiled_prompt;
 
 create or replace function letta.revoke_space(space text, reader name) returns void
     language plpgsql

@@ -91,9 +91,10 @@ class Audits:
         """
         found: list[dict[str, object]] = []
         after = ""
-        while page := [row["did"] for row in await self._fetch("accounts_after", after, PAGE)]:
-            found += map(dict, await self._fetch("untrue_flags", page))
-            after = page[-1]
+        while page := await self._fetch("accounts_after", after, PAGE):
+            last = str(page[-1]["did"])
+            found += map(dict, await self._fetch("untrue_flags", after, last))
+            after = last
         return found
 
     async def repos(self) -> list[AuditedRepo]:

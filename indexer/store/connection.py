@@ -92,7 +92,7 @@ def translated(connection: Connection | None = None) -> Iterator[None]:
 # statements run, so each is planned once: by rules instead of statistics, since those of a table that was empty when a
 # plan was made are wrong soon after.
 WRITING = {"plan_cache_mode": "force_generic_plan"} | {
-    f"enable_{way}": "off" for way in ("seqscan", "bitmapscan", "hashjoin", "mergejoin", "sort", "material")
+    f"enable_{way}": "off" for way in ("seqscan", "bitmapscan", "hashjoin", "mergejoin", "sort", "material", "memoize")
 }
 
 

@@ -59,11 +59,11 @@ class Share:
 
 
 class Pair(NamedTuple):
-    """The prompts of one agent in one repository: freshness compares them with each other."""
+    """The prompts of one agent in one repository: freshness compares them with each other. Or those that name none."""
 
     did: str
     space: str
-    agent_uri: str
+    agent_uri: str | None
 
 
 class Place(NamedTuple):
@@ -101,7 +101,6 @@ class Context:
     waiting: list[Undecided] = field(default_factory=list)
     wants: list[Want] = field(default_factory=list)
     crowded: dict[str, str] = field(default_factory=dict)  # the greatest rev of each repository that found no room
-    prompts: dict[ShortKey, Pair | None] = field(default_factory=dict)  # that came or changed: where they are now
     gone: set[ShortKey] = field(default_factory=set)  # prompts that were deleted
     touched: defaultdict[Pair, set[str]] = field(default_factory=lambda: defaultdict(set))  # came, changed or went
     left: dict[Pair, Place] = field(default_factory=dict)  # the greatest place that any of them had
@@ -151,17 +150,13 @@ class Context:
 
     def enter(self, prompt: asyncpg.Record) -> None:
         """Note a prompt that came, changed or is in doubt, as it is now: its flags have to follow."""
-        pair = pair_of(prompt)
-        self.prompts[prompt["did"], prompt["space"], prompt["rkey"]] = pair
-        if pair is not None:
-            self.touched[pair].add(prompt["rkey"])
+        self.touched[pair_of(prompt)].add(prompt["rkey"])
 
     def leave(self, prompt: asyncpg.Record) -> None:
         """Note a prompt that changed or went, as it was: the flags of others may have to follow."""
-        pair = pair_of(prompt)
-        if pair is not None:
-            self.touched[pair].add(prompt["rkey"])
-            self.left[pair] = max(place_of(prompt), self.left.get(pair, place_of(prompt)))
+        pair, place = pair_of(prompt), place_of(prompt)
+        self.touched[pair].add(prompt["rkey"])
+        self.left[pair] = max(place, self.left.get(pair, place))
 
     def has_room(self, did: str, space: str) -> bool:
         """Whether one more row, tombstone or version of a repository is within its account's quota."""
@@ -215,13 +210,13 @@ def parts(rows: Iterable[Sequence[Any]], heavy: int | None = None) -> Iterator[l
         yield part
 
 
-def pair_of(prompt: asyncpg.Record) -> Pair | None:
-    """The prompts that a prompt is compared with; None if it names no agent."""
-    return Pair(prompt["did"], prompt["space"], prompt["agent_uri"]) if prompt["agent_uri"] else None
+def pair_of(prompt: asyncpg.Record) -> Pair:
+    """The prompts that a prompt is compared with, if it names an agent."""
+    return Pair(prompt["did"], prompt["space"], prompt["agent_uri"])
 
 
 def place_of(prompt: asyncpg.Record) -> Place:
-    """The place of a prompt, as the view ``freshness_truth`` orders them."""
+    """The place of a prompt, as the function ``pair_facts`` orders them."""
     compiled_at = prompt["compiled_at"]
     return Place(compiled_at is not None, compiled_at or EARLIEST, prompt["rkey"])
 

@@ -25,14 +25,15 @@ select
 -- name: page_stale
 -- Of the first $5 stale prompts by key the longest stale first, after ($1, $2, $3); partial where there are more.
 with seen as (
-    select uri, did, rkey, agent, stale_reasons, evidence, compiled_at,
+    select uri, did, rkey, agent, stale_reasons, compiled_at,
         coalesce(stale_since, timestamptz '0001-01-01 00:00+00') as stale_since
     from letta.stale_prompt where space = '' order by did, space, rkey limit $5
 ), shown as (
     select * from seen where $1::timestamptz is null or (stale_since, did, rkey) > ($1, $2::text, $3::text)
     order by stale_since, did, rkey limit $4
 )
-select s.uri, s.did, s.rkey, left(s.agent, 400) as agent, s.stale_reasons, s.evidence, s.compiled_at, s.stale_since,
+select s.uri, s.did, s.rkey, left(s.agent, 400) as agent, s.stale_reasons, s.compiled_at, s.stale_since,
+    (select p.evidence from letta.stale_prompt p where p.did = s.did and p.space = '' and p.rkey = s.rkey) as evidence,
     (select left(c.title, 200) from letta.conversation_all c
         where c.did = s.did and c.space = '' and c.rkey = s.rkey) as title,
     (select left(a.name, 200) from letta.agent a

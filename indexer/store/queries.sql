@@ -192,7 +192,7 @@ where p.did = any($1::text[]) and p.agent_uri is not null;
 select distinct p.did, p.space, p.agent_uri
 from unnest($1::text[]) as a (uri)
 join letta_store.compiled_prompt p
-    on hashtextextended(p.agent_uri, 0) = hashtextextended(a.uri, 0) and p.agent_uri = a.uri;
+    on p.agent_hash = hashtextextended(a.uri, 0) and p.agent_uri = a.uri;
 
 -- name: drop_flags
 -- Those of prompts that are gone.
@@ -200,49 +200,49 @@ delete from letta_store.freshness f
 using unnest($1::text[], $2::text[], $3::text[]) as k (did, space, rkey)
 where f.did = any($1::text[]) and f.did = k.did and f.space = k.space and f.rkey = k.rkey;
 
--- name: latest_prompts
--- The latest prompt of each of these agents in each of these repositories, where one is left.
-select k.did, k.space, k.agent_uri, latest.rkey, latest.compiled_at
-from unnest($1::text[], $2::text[], $3::text[]) as k (did, space, agent_uri)
-join letta_store.account x on x.did = k.did
+-- name: refresh
+-- Brings the flags of prompts in line with their definition; the changed. Each row names prompts of one agent (or of none) in
+-- one repository, by their keys with spaces in between. All others of that agent are looked at as well where that is
+-- asked for, or its latest prompt is among those named, or isn't later than what was. The order of the prompts of an
+-- agent is that of the index on agents: without it some plans go through all prompts of the repository.
+insert into letta_store.freshness as kept (did, space, rkey, freshness, stale_reasons)
+select p.did, p.space, p.rkey, j.freshness, j.stale_reasons
+from (
+    select
+        x.did, k.space, k.agent_uri, k.rkeys, f.*,
+        k.whole or f.latest = any(k.rkeys) or (k.was_dated, k.was_at, k.was collate "C") > (
+            f.latest_at is not null, coalesce(f.latest_at, '-infinity'), f.latest) as whole
+    from (
+        select did, space, agent_uri, string_to_array(rkeys, ' ') as rkeys, whole, was_at is not null as was_dated,
+            coalesce(was_at, '-infinity') as was_at, was
+        from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::boolean[], $6::timestamptz[], $7::text[])
+            as asked (did, space, agent_uri, rkeys, whole, was_at, was)) k
+    join letta_store.account x on x.did = k.did
+    cross join lateral letta_store.pair_facts(x.did, k.space, k.agent_uri) f
+    offset 0) k
 cross join lateral (
-    select p.rkey, p.compiled_at from letta_store.compiled_prompt p
-    where hashtextextended(p.agent_uri, 0) = hashtextextended(k.agent_uri, 0)
-        and p.did = x.did and p.space = k.space and p.agent_uri = k.agent_uri
-    order by p.compiled_at desc nulls last, p.rkey desc limit 1) latest;
-
--- name: refresh_prompts
--- Brings the flags of these prompts in line with their definition; the changed.
-insert into letta_store.freshness as kept (did, space, rkey, freshness, stale_reasons, stale_rev, evidence)
-select t.did, t.space, t.rkey, t.freshness, t.stale_reasons, t.stale_rev, t.evidence
-from unnest($1::text[], $2::text[], $3::text[]) as k (did, space, rkey)
-cross join lateral (
-    select * from letta_store.freshness_truth f
-    where f.did = k.did and f.space = k.space and f.rkey = k.rkey and f.differs
-    offset 0) t
+    select * from (
+        select p.did, p.space, p.rkey, p.template_hash, p.memfs_revision, p.digests, p.compiled_at
+        from letta_store.compiled_prompt p
+        where k.whole and p.agent_hash = hashtextextended(k.agent_uri, 0)
+            and p.did = k.did and p.space = k.space and p.agent_uri = k.agent_uri
+        order by p.compiled_at desc nulls last, p.rkey desc offset 0) p
+    union all
+    select p.*
+    from unnest(k.rkeys) as named (rkey)
+    cross join lateral (
+        select p.did, p.space, p.rkey, p.template_hash, p.memfs_revision, p.digests, p.compiled_at
+        from letta_store.compiled_prompt p
+        where p.did = k.did and p.space = k.space and p.rkey = named.rkey
+            and p.agent_uri is not distinct from k.agent_uri offset 0) p
+    where k.whole is not true) p
+left join letta_store.freshness f on f.did = p.did and f.space = p.space and f.rkey = p.rkey
+cross join lateral letta_store.judgement(
+    p.template_hash, coalesce(p.digests ->> 'memfsRevision', p.memfs_revision), p.compiled_at,
+    k.latest_template, k.latest_memory, k.latest_at, k.agent_template, k.agent_memory) j
+where f.freshness is distinct from j.freshness or f.stale_reasons is distinct from j.stale_reasons
 on conflict (did, space, rkey) do update set
-    freshness = excluded.freshness, stale_reasons = excluded.stale_reasons, stale_rev = excluded.stale_rev,
-    evidence = excluded.evidence, was = kept.freshness
-returning kept.did, kept.space, kept.rkey, kept.was, kept.freshness, kept.stale_reasons;
-
--- name: refresh_pairs
--- The same for every prompt of these agents in these repositories. Their order is that of the index on agents: without
--- it some plans go through all prompts of the repository for each agent.
-insert into letta_store.freshness as kept (did, space, rkey, freshness, stale_reasons, stale_rev, evidence)
-select t.did, t.space, t.rkey, t.freshness, t.stale_reasons, t.stale_rev, t.evidence
-from unnest($1::text[], $2::text[], $3::text[]) as k (did, space, agent_uri)
-cross join lateral (
-    select p.did, p.space, p.rkey from letta_store.compiled_prompt p
-    where hashtextextended(p.agent_uri, 0) = hashtextextended(k.agent_uri, 0)
-        and p.did = k.did and p.space = k.space and p.agent_uri = k.agent_uri
-    order by p.compiled_at desc nulls last, p.rkey desc offset 0) p
-cross join lateral (
-    select * from letta_store.freshness_truth f
-    where f.did = p.did and f.space = p.space and f.rkey = p.rkey and f.differs
-    offset 0) t
-on conflict (did, space, rkey) do update set
-    freshness = excluded.freshness, stale_reasons = excluded.stale_reasons, stale_rev = excluded.stale_rev,
-    evidence = excluded.evidence, was = kept.freshness
+    freshness = excluded.freshness, stale_reasons = excluded.stale_reasons, was = kept.freshness
 returning kept.did, kept.space, kept.rkey, kept.was, kept.freshness, kept.stale_reasons;
 
 -- name: named_prompts
@@ -663,17 +663,16 @@ order by {key} limit $1;
 select did from letta_store.account where did > $1 order by did limit $2;
 
 -- name: untrue_flags
--- Prompts of these accounts whose stored flags are not what the defining view computes, and flags without a prompt.
-select p.uri, t.stored, t.freshness as computed, t.stored_reasons, t.stale_reasons as computed_reasons
-from letta_store.compiled_prompt p
-join letta_store.freshness_truth t on t.did = p.did and t.space = p.space and t.rkey = p.rkey
-where p.did = any($1::text[]) and t.did = any($1::text[]) and t.differs
-union all
-select letta_store.uri_of(f.did, f.space, 'xyz.quasigod.lab.letta.compiledPrompt', f.rkey), f.freshness, null,
-    f.stale_reasons, null
-from letta_store.freshness f
-left join letta_store.compiled_prompt p on p.did = f.did and p.space = f.space and p.rkey = f.rkey
-where f.did = any($1::text[]) and p.did is null
+-- Prompts of the accounts after $1 up to $2 whose stored flags are not what the defining view computes, and flags
+-- without a prompt.
+select
+    letta_store.uri_of(coalesce(k.did, t.did), coalesce(k.space, t.space), 'xyz.quasigod.lab.letta.compiledPrompt',
+        coalesce(k.rkey, t.rkey)) as uri,
+    k.freshness as stored, t.freshness as computed, k.stale_reasons as stored_reasons, t.stale_reasons as computed_reasons
+from (select * from letta_store.freshness where did > $1 and did <= $2) k
+full join (select * from letta_store.freshness_truth where did > $1 and did <= $2) t
+    on t.did = k.did and t.space = k.space and t.rkey = k.rkey
+where k.freshness is distinct from t.freshness or k.stale_reasons is distinct from t.stale_reasons
 order by uri;
 
 -- name: agents_of_keys
@@ -856,8 +855,10 @@ select severity, count(*) as issues from letta.integrity_issue group by severity
 -- name: ages
 -- Seconds until $1, 0 where nothing waits. A hidden account's fetch waits for its return, not for us.
 select
-    (select coalesce(extract(epoch from $1::timestamptz - letta_store.rev_time(min(stale_rev))), 0)
-     from letta_store.freshness where freshness = 'stale') as stalest_prompt_seconds,
+    (select coalesce(extract(epoch from $1::timestamptz - min(t.stale_since)), 0)
+     from letta_store.freshness k
+     join letta_store.freshness_truth t on t.did = k.did and t.space = k.space and t.rkey = k.rkey
+     where k.freshness = 'stale') as stalest_prompt_seconds,
     w.failing_wants, w.oldest_want_seconds
 from (
     select count(*) filter (where r.attempts >= 3) as failing_wants,

@@ -18,7 +18,7 @@ from indexer.model import Reason
 from indexer.store.accounts import confirm, lock, update_accounts
 from indexer.store.chain import decide, hold
 from indexer.store.connection import Connection
-from indexer.store.context import Applied, Context, Limits, Pair, ShortKey, columns, place_of, short_key_in
+from indexer.store.context import Applied, Context, Limits, Pair, columns, short_key_in
 from indexer.store.history import remember
 from indexer.store.lease import Lease, hold_lease
 from indexer.store.rows import LocksMissedError, delete, put, read_counts, read_rows, write_counts
@@ -91,8 +91,7 @@ async def _index(context: Context, before: Step[None] | None) -> None:
 async def refresh(context: Context) -> None:
     """Bring the flags of every prompt that what happened can concern in line with their definition."""
     await context.run("drop_flags", context.gone)
-    pairs, keys = await _concerned(context)
-    flags = await context.run("refresh_pairs", sorted(pairs)) + await context.run("refresh_prompts", sorted(keys))
+    flags = await context.run("refresh", await _concerned(context), heavy=3)
     news = {short_key_in(flag): flag for flag in flags if flag["space"] == "" and _is_news(flag)}
     for row in await context.run("named_prompts", news):
         flag = news[short_key_in(row)]
@@ -105,22 +104,22 @@ def _is_news(flag: asyncpg.Record) -> bool:
     return flag["freshness"] != flag["was"] and "stale" in (flag["freshness"], flag["was"])
 
 
-async def _concerned(context: Context) -> tuple[set[Pair], set[ShortKey]]:
-    """Pairs of which every prompt needs a new look, and the keys of prompts in other pairs, or none, that do alone.
+async def _concerned(context: Context) -> list[tuple[object, ...]]:
+    """What the statement ``refresh`` is asked: the touched prompts of each pair, and of which pair every prompt.
 
     A prompt is compared with its agent and with the latest of its pair: if neither what is the latest nor what was has
     been touched, no other is concerned. What was later than the latest that is untouched was the latest.
     """
-    pairs: set[Pair] = set()
+    whole: set[Pair] = set()
     if context.agents:
         rows = await context.fetch("prompts_of_agents", list(context.agents))
-        pairs.update(Pair(row["did"], row["space"], row["agent_uri"]) for row in rows)
-    for latest in await context.run("latest_prompts", sorted(context.touched.keys() - pairs)):
-        pair = Pair(latest["did"], latest["space"], latest["agent_uri"])
-        place = place_of(latest)
-        if place.rkey in context.touched[pair] or context.left.get(pair, place) > place:
-            pairs.add(pair)
-    return pairs, {key for key, pair in context.prompts.items() if pair not in pairs}
+        whole.update(Pair(row["did"], row["space"], row["agent_uri"]) for row in rows)
+    asked: list[tuple[object, ...]] = []
+    for pair in context.touched.keys() | whole:
+        left = context.left.get(pair)
+        place = (left.compiled_at if left.dated else None, left.rkey) if left else (None, None)
+        asked.append((*pair, " ".join(context.touched.get(pair, ())), pair in whole, *place))
+    return asked
 
 
 async def _finish(context: Context) -> None:

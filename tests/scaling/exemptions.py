@@ -11,12 +11,10 @@ MEANT = {
     ("writes_name_their_dids", "want_every_repo"): "all shards on purpose: after a stream was lost",
     ("writes_name_their_dids", "retry_wants"): "all shards on purpose: at the start of a run of its own",
     ("limits_are_ordered", "pages.sql"): "counts up to a bound: which rows are counted says nothing",
-    ("limits_are_ordered", "letta_store.freshness_truth"): "by the whole key: there is at most one",
+    ("limits_are_ordered", "letta_store.pair_facts"): "by the whole key: there is at most one",
 }
 OPEN = {
-    ("joins_are_on_did", "letta_store.freshness_truth"): "an agent may be in another repository, so on another node",
-    ("laterals_need_no_merging", "refresh_prompts"): "needs its OFFSET until freshness_truth asks no other repository",
-    ("laterals_need_no_merging", "refresh_pairs"): "needs its OFFSET until freshness_truth asks no other repository",
+    ("laterals_need_no_merging", "refresh"): "needs its OFFSET to look prompts up by key",
     ("joins_are_on_did", "pages.sql"): "looks up agents of other repositories",
     ("guards_are_fetched_first", "pages.sql"): "fetches a whole table for a page",
     ("laterals_need_no_merging", "pages.sql"): "counts conversations of each agent, up to a bound",

@@ -135,6 +135,18 @@ async def test_evidence_of_a_public_prompt_is_public(filled: Store, reader: Sql)
     assert (row["freshness"], row["stale_reasons"], row["evidence"]) == ("unverified", [], None)
 
 
+async def test_reader_finds_evidence_by_key(filled: Store, reader: Sql) -> None:
+    """The row policies of a reader leave it the indexes: evidence is not looked for among all there is."""
+    await reader.execute("set enable_seqscan = off; set enable_bitmapscan = off")
+    asked = "select evidence, stale_since from letta.compiled_prompt where did = $1 and space = '' and rkey = $2"
+    row = await reader.fetchrow(asked, DID, RKEY)
+    assert row is not None
+    assert all(row)
+    plan = "\n".join(row[0] for row in await reader.fetch(f"explain {asked}", DID, RKEY))
+    assert plan.count("Index Cond: ((agent_hash = ") == 2
+    assert "Seq Scan" not in plan
+
+
 def questions() -> Iterator[str]:
     """Ways to ask for what isn't to be seen."""
     for view in ("record", "agent", "conversation", "compiled_prompt", "message", "recompile", "repo", "thread"):

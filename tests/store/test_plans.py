@@ -57,8 +57,8 @@ async def test_many_agents_of_one_account_where_one_has_all_prompts(sql: Sql) ->
     await sql.execute("vacuum analyze letta_store.compiled_prompt")
     for setting, value in WRITING.items():
         await sql.execute(f"set {setting} = {value}")
-    await sql.execute(f"prepare asked as {statement('refresh_pairs')}")
-    rows = await sql.fetch("explain (costs off) execute asked (null, null, null)")
+    await sql.execute(f"prepare asked as {statement('refresh')}")
+    rows = await sql.fetch("explain (costs off) execute asked (null, null, null, null, null, null, null)")
     plan = [row[0].strip() for row in rows]
     looks = [plan[at + 1] for at, line in enumerate(plan) if "Scan using compiled_prompt" in line]
     assert looks

@@ -293,6 +293,6 @@ async def damage(site: Site) -> tuple[str, str]:
         "update letta_store.message set value = value || jsonb_build_object('seq', 77) where uri = $1", changed
     )
     flagged = await site.sql.fetchval("select uri from letta.compiled_prompt order by uri limit 1")
-    wrong = "update letta_store.freshness f set stale_rev = 'x' from letta_store.compiled_prompt p"
+    wrong = "update letta_store.freshness f set stale_reasons = '{x}' from letta_store.compiled_prompt p"
     await site.sql.execute(f"{wrong} where p.uri = $1 and (f.did, f.space, f.rkey) = (p.did, p.space, p.rkey)", flagged)
     return changed, flagged
