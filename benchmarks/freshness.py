@@ -55,13 +55,13 @@ from letta_store.account
 """
 REPOS = "insert into letta_store.repo (did, rev) select did, '3kaaaaaaaaaaa' from letta_store.account"
 REFRESH = """
-insert into letta_store.freshness as kept (did, space, rkey, freshness, stale_reasons)
-select t.did, t.space, t.rkey, t.freshness, t.stale_reasons
-from letta_store.freshness_truth t
-left join letta_store.freshness k on k.did = t.did and k.space = t.space and k.rkey = t.rkey
-where k.freshness is distinct from t.freshness or k.stale_reasons is distinct from t.stale_reasons
-on conflict (did, space, rkey) do update set
-    freshness = excluded.freshness, stale_reasons = excluded.stale_reasons, was = kept.freshness
+merge into letta_store.freshness as kept
+using (select did, space, rkey, freshness, stale_reasons from letta_store.freshness_truth) t
+    on kept.did = t.did and kept.space = t.space and kept.rkey = t.rkey
+when matched and (kept.freshness <> t.freshness or kept.stale_reasons <> t.stale_reasons) then
+    update set freshness = t.freshness, stale_reasons = t.stale_reasons, was = kept.freshness
+when not matched then
+    insert (did, space, rkey, freshness, stale_reasons) values (t.did, t.space, t.rkey, t.freshness, t.stale_reasons)
 """
 
 
