@@ -286,8 +286,10 @@ def dump(settings: Settings, file: DumpFile) -> None:
 def restore(settings: Settings, file: DumpFile) -> None:
     """Bring a backup back, into an empty database; `run` goes on from where it was. Restore only what you trust."""
     _configure(settings)
-    run_async(cli_database.restore(settings, file))
+    older = run_async(cli_database.restore(settings, file))
     say(f"restored from {file}")
+    if older is not None:
+        say(f"its schema is of version {older}: run `letta-indexer db migrate` next")
 
 
 @database.command()

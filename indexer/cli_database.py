@@ -20,7 +20,7 @@ from indexer.config import Settings
 from indexer.daemon import opened_store
 from indexer.embedded import EmbeddedPostgres, binaries, client_program
 from indexer.errors import SchemaError, SettingsError
-from indexer.store.backups import SCHEMAS, Backups
+from indexer.store.backups import SCHEMAS, VERSIONS, Backups, refuse_unusable
 from indexer.store.migrations import migrate as migrate_schema
 
 # Names of a URL's parameters that libpq knows by another name in the environment.
@@ -67,16 +67,21 @@ def _made_whole(file: Path) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
 
 
-async def restore(settings: Settings, file: Path) -> None:
-    """Bring a dump back, in one transaction, into an empty database. Raises SettingsError, SchemaError."""
-    source = _opened(file)
-    with source:
+async def restore(settings: Settings, file: Path) -> int | None:
+    """Bring a dump back, in one transaction, into an empty database; the version of its schema if that is an older one.
+
+    Raises SettingsError, and SchemaError: of a newer schema before anything is restored.
+    """
+    with _opened(file) as source:
         async with _running_database(settings) as dsn:
             backups = Backups(dsn)
             async with backups.restoring() as major:
+                program = client_program("pg_restore", major)
+                refuse_unusable(await _run(program, *VERSIONS, "--file=-", dsn=dsn, source=source))
+                source.seek(0)
                 options = ("--single-transaction", "--exit-on-error", "--no-owner", "--no-password", "--dbname=")
-                await _run(client_program("pg_restore", major), *options, dsn=dsn, source=source)
-            await backups.end_restore()
+                await _run(program, *options, dsn=dsn, source=source)
+            return await backups.end_restore()
 
 
 def _opened(file: Path) -> BinaryIO:
@@ -88,21 +93,22 @@ def _opened(file: Path) -> BinaryIO:
 
 async def _run(
     program: Path, *arguments: str, dsn: str, source: BinaryIO | None = None, output: BinaryIO | None = None
-) -> None:
-    """Run one of PostgreSQL's programs to its end. Raises SchemaError with the first thing it complains of.
+) -> str:
+    """Run one of PostgreSQL's programs to its end; what it says, unless that goes to ``output``.
 
-    That is a sentence about an object; what may follow it (statements, data) is left out.
+    Raises SchemaError with the first thing it complains of. That is a sentence about an object; what may follow it
+    (statements, data) is left out.
     """
     process = await asyncio.create_subprocess_exec(
         program,
         *arguments,
         env={**os.environ, **connection_variables(dsn)},
         stdin=source or DEVNULL,
-        stdout=output or DEVNULL,
+        stdout=output or PIPE,
         stderr=PIPE,
     )
     try:
-        _, errors = await process.communicate()
+        said, errors = await process.communicate()
     except asyncio.CancelledError:
         process.terminate()
         await process.wait()
@@ -110,6 +116,7 @@ async def _run(
     if process.returncode != 0:
         complaints = [line for line in errors.decode(errors="replace").splitlines() if "error:" in line]
         raise SchemaError(complaints[0] if complaints else f"{program.name} ended with {process.returncode}")
+    return (said or b"").decode(errors="replace")
 
 
 async def url_of(settings: Settings) -> str:

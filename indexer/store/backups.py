@@ -5,16 +5,20 @@ A dump is taken at one instant and holds rows and positions alike, so that what 
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from indexer.errors import SchemaError
 from indexer.store import Store
 from indexer.store.connection import Connection
-from indexer.store.migrations import check_version, refuse_encoding
+from indexer.store.migrations import older_version, refuse_encoding, refuse_newer
 from indexer.store.statements import statement
 
 SCHEMAS = ("letta", "letta_store")  # what a dump holds
+VERSIONS = ("--data-only", "--schema=letta_store", "--table=schema_version")  # what of it `refuse_unusable` is to see
+
+_COPIED = re.compile(r"^COPY letta_store\.schema_version \((.*?)\) FROM stdin;\n(.*?)^\\\.$", re.MULTILINE | re.DOTALL)
 
 
 class Backups:
@@ -47,11 +51,26 @@ class Backups:
             await connection.execute(statement("create_reader"))
             yield _major(connection)
 
-    async def end_restore(self) -> None:
-        """Give the planner its figures. Raises SchemaError where the schema has to be migrated, or is a newer one."""
+    async def end_restore(self) -> int | None:
+        """Give the planner its figures; the schema's version if it is an older one, to be migrated next."""
         async with self._store.unchecked_connection() as connection:
             await connection.execute(statement("analyze"))
-            await check_version(connection)
+            return await older_version(connection)
+
+
+def refuse_unusable(versions: str) -> None:
+    """Raise SchemaError for a dump that this program could not work with once it is restored.
+
+    ``versions`` is the SQL that pg_restore makes of the table of schema versions.
+    """
+    copied = _COPIED.search(versions)
+    rows = [line.split("\t") for line in copied[2].splitlines()] if copied else []
+    if copied is None or not rows:
+        raise SchemaError("this dump holds no index of letta-indexer")
+    names = copied[1].split(", ")
+    found = [{name: int(value) for name, value in zip(names, row, strict=True) if value.isdecimal()} for row in rows]
+    newest = max(found, key=lambda row: row["version"])
+    refuse_newer("the dump", newest["version"], newest.get("compatible_from", newest["version"]))
 
 
 def _major(connection: Connection) -> int:

@@ -105,17 +105,31 @@ async def migrate(connection: Connection) -> list[int]:
 
 async def check_version(connection: Connection) -> None:
     """Raise SchemaError unless this program can work with the schema. It stays so while the connection is open."""
-    with translated(connection):
-        await connection.execute(statement("share_schema"))
-        found, compatible_from = await _version(connection)
-    if found < SCHEMA_VERSION:
+    found = await older_version(connection)
+    if found is not None:
         raise SchemaError(
             f"the database has schema version {found}, this letta-indexer needs version {SCHEMA_VERSION}: "
             "run `letta-indexer db migrate`"
         )
+
+
+async def older_version(connection: Connection) -> int | None:
+    """The version of a schema that has to be migrated before this program can work with it, None for any other.
+
+    It stays so while the connection is open. Raises SchemaError for one that takes a newer program.
+    """
+    with translated(connection):
+        await connection.execute(statement("share_schema"))
+        found, compatible_from = await _version(connection)
+    refuse_newer("the database", found, compatible_from)
+    return found if found < SCHEMA_VERSION else None
+
+
+def refuse_newer(holder: str, found: int, compatible_from: int) -> None:
+    """Raise SchemaError if the schema of version ``found`` that ``holder`` has takes a newer program than this."""
     if compatible_from > SCHEMA_VERSION:
         raise SchemaError(
-            f"the database has schema version {found}, this letta-indexer knows version {SCHEMA_VERSION}: "
+            f"{holder} has schema version {found}, this letta-indexer knows version {SCHEMA_VERSION}: "
             "run a newer letta-indexer"
         )
 

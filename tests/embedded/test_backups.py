@@ -27,6 +27,8 @@ from tests.migrations.life import fill_version_1, live
 from tests.networks import cursor_at, following, holds, world
 from tests.postgres import TestCluster
 
+NEWER = "insert into letta_store.schema_version (version, compatible_from) values (998, 998)"
+NONE = "delete from letta_store.schema_version"
 WAITING = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and wait_event = 'advisory'"
 
 
@@ -168,15 +170,43 @@ async def test_what_is_no_dump_is_refused(empty_database: str, database: str, tm
 
 
 async def test_dump_of_an_older_release(empty_database: str, emptied: str, tmp_path: Path) -> None:
-    """A dump can be taken before a migration; once restored, it says that it has to be migrated."""
+    """A dump can be taken before a migration and restored after it: that is no failure, and says what comes next."""
     file = tmp_path / "index.dump"
     old = await asyncpg.connect(empty_database)
     await fill_version_1(old)
+    held = await rows(old)
     await old.close()
     await dump(at(empty_database), file)
-    with pytest.raises(SchemaError, match="`letta-indexer db migrate`"):
-        await restore(at(emptied), file)
+    outcome = await command("db", "restore", str(file), "--database-url", emptied)
+    assert (outcome.code, outcome.errors) == (0, "")
+    assert outcome.output.splitlines()[1:] == ["its schema is of version 1: run `letta-indexer db migrate` next"]
+    restored = await asyncpg.connect(emptied)
+    assert await rows(restored) == held
+    await restored.close()
     assert await migrate(at(emptied)) == list(range(2, SCHEMA_VERSION + 1))
+
+
+@pytest.mark.parametrize(("change", "complaint"), [(NEWER, "run a newer letta-indexer"), (NONE, "holds no index")])
+async def test_dump_that_could_not_be_worked_with(
+    database: str, sql: Sql, empty_database: str, tmp_path: Path, change: str, complaint: str
+) -> None:
+    """The dump of a newer release, and one without a version, are refused before anything is restored."""
+    await sql.execute(change)
+    await dump(at(database), tmp_path / "index.dump")
+    with pytest.raises(SchemaError, match=complaint):
+        await restore(at(empty_database), tmp_path / "index.dump")
+    empty = await asyncpg.connect(empty_database)
+    assert await empty.fetchval("select to_regnamespace('letta_store')") is None
+    await empty.close()
+
+
+async def test_dump_of_a_newer_release_that_only_adds(
+    database: str, sql: Sql, empty_database: str, tmp_path: Path
+) -> None:
+    """A newer schema that this program can work with is restored like its own."""
+    await sql.execute("insert into letta_store.schema_version (version, compatible_from) values (998, 2)")
+    await dump(at(database), tmp_path / "index.dump")
+    assert await restore(at(empty_database), tmp_path / "index.dump") is None
 
 
 SPY = """\
