@@ -29,7 +29,7 @@ async def backfill_repos(settings: Settings, dids: Sequence[str]) -> int:
     filter narrower than that of a source: what is fetched so would pass for all that is followed.
     """
     once = settings.model_copy(update={"once": True})
-    async with opened_store(settings) as store:
+    async with opened_store(settings, makes=True) as store:
         await store.open()
         pipeline = build_pipeline(once, store, Metrics(clock=time))
         _refuse(dids, pipeline)

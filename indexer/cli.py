@@ -123,7 +123,7 @@ def status(settings: Settings, json: AsJson = False) -> None:
 
 
 async def _summary(settings: Settings) -> Summary:
-    async with opened_store(settings) as store:
+    async with opened_store(settings, makes=False) as store:
         return await store.summary()
 
 
@@ -160,7 +160,7 @@ def stale(
 
 
 async def _stale(settings: Settings) -> list[dict[str, Any]]:
-    async with opened_store(settings) as store:
+    async with opened_store(settings, makes=False) as store:
         return await store.stale()
 
 
@@ -181,7 +181,7 @@ async def _demo(spaces: bool) -> None:
         async with simulated_network(spaces=spaces) as network:
             # Nothing of the user's own settings: no environment, no file, and a data folder that isn't used.
             settings = load_settings({**network.settings, "database_url": dsn, "data_dir": "."}, {}, None)
-            async with opened_store(settings) as store:
+            async with opened_store(settings, makes=True) as store:
                 await store.open()
                 daemon = Daemon(settings, store, announce=lambda _: None)
                 pause = DEMO_PAUSE if sys.stdout.isatty() else 0.0

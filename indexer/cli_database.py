@@ -29,20 +29,20 @@ _VARIABLES = {"application_name": "APPNAME", "dbname": "DATABASE", "target_sessi
 
 async def initialize(settings: Settings) -> bool:
     """Create the schema, also beside other tables; False where it is there."""
-    async with opened_store(settings) as store:
+    async with opened_store(settings, makes=True) as store:
         return await store.initialize()
 
 
 async def migrate(settings: Settings) -> list[int]:
     """Lead an older schema to this program's version; the versions it went through."""
-    async with opened_store(settings) as store, store.unchecked_connection() as connection:
+    async with opened_store(settings, makes=False) as store, store.unchecked_connection() as connection:
         return await migrate_schema(connection)
 
 
 async def dump(settings: Settings, file: Path) -> None:
     """Write a dump to a new file that nobody else may read: whole, or none. Raises SettingsError, SchemaError."""
     with _made_whole(file) as output:
-        async with _running_database(settings) as dsn:
+        async with _running_database(settings, makes=False) as dsn:
             program = client_program("pg_dump", await Backups(dsn).begin_dump())
             schemas = [f"--schema={schema}" for schema in SCHEMAS]
             await _run(program, "--format=custom", "--no-password", *schemas, dsn=dsn, output=output)
@@ -73,7 +73,7 @@ async def restore(settings: Settings, file: Path) -> int | None:
     Raises SettingsError, and SchemaError: of a newer schema before anything is restored.
     """
     with _opened(file) as source:
-        async with _running_database(settings) as dsn:
+        async with _running_database(settings, makes=True) as dsn:
             backups = Backups(dsn)
             async with backups.restoring() as major:
                 program = client_program("pg_restore", major)
@@ -121,7 +121,7 @@ async def _run(
 
 async def url_of(settings: Settings) -> str:
     """The URL of the database; an embedded one is started if it does not run."""
-    async with _running_database(settings) as dsn:
+    async with _running_database(settings, makes=False) as dsn:
         return dsn
 
 
@@ -129,19 +129,22 @@ async def psql(settings: Settings, arguments: list[str]) -> int:
     """Run psql to its end. The URL goes in by the environment, where other users don't see it."""
     program = shutil.which("psql") or str(binaries() / "psql")
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)  # ctrl-C is for psql alone
-    async with _running_database(settings) as dsn:
+    async with _running_database(settings, makes=False) as dsn:
         variables = {**os.environ, **connection_variables(dsn)}
         process = await asyncio.create_subprocess_exec(program, *arguments, env=variables)
         return await process.wait()
 
 
 @asynccontextmanager
-async def _running_database(settings: Settings) -> AsyncIterator[str]:
-    """The URL of the database, embedded or not; the embedded server runs at least as long as the block."""
+async def _running_database(settings: Settings, *, makes: bool) -> AsyncIterator[str]:
+    """The URL of the database, embedded or not; the embedded server runs at least as long as the block.
+
+    ``makes``: its data is made if there is none.
+    """
     if settings.database_url is not None:
         yield settings.database_url.get_secret_value()
         return
-    embedded = EmbeddedPostgres(settings.data_dir)
+    embedded = EmbeddedPostgres(settings.data_dir, makes=makes)
     try:
         yield await embedded.start()
     finally:

@@ -31,7 +31,7 @@ async def audit(settings: Settings, *, remote: bool, repair: bool) -> list[Diffe
 
     With ``repair`` flags are computed anew, and the repositories of wrong records wanted.
     """
-    async with opened_store(settings) as store:
+    async with opened_store(settings, makes=False) as store:
         audits = Audits(store)
         found = [difference async for difference in audit_index(audits)]
         if remote:
@@ -55,12 +55,12 @@ async def forget(settings: Settings, did: str) -> None:
     """Purge an account or a space, and don't index it again. Raises SettingsError for what is neither."""
     space = parse_space_uri(did)
     if space is not None:
-        async with opened_store(settings) as store:
+        async with opened_store(settings, makes=False) as store:
             await Spaces(store).remove(space, (), utc_now(), forget=True)
         return
     if not is_did(did):
         raise SettingsError("forget: expected a DID, such as did:plc:…, or a space's URI")
-    async with opened_store(settings) as store:
+    async with opened_store(settings, makes=False) as store:
         await Audits(store).forget(did, utc_now())
 
 

@@ -67,8 +67,8 @@ def limits_of(settings: Settings) -> Limits:
 
 
 @asynccontextmanager
-async def opened_store(settings: Settings) -> AsyncIterator[Store]:
-    """The store of these settings, its schema checked or created; the embedded server runs as long.
+async def opened_store(settings: Settings, *, makes: bool) -> AsyncIterator[Store]:
+    """The store of these settings; the embedded server runs as long, on data that is made if ``makes``.
 
     Raises SchemaError, EmbeddedError, or DatabaseUnavailable if the server doesn't answer.
     """
@@ -79,7 +79,7 @@ async def opened_store(settings: Settings) -> AsyncIterator[Store]:
             async def dsn() -> str:
                 return url
         else:
-            embedded = EmbeddedPostgres(settings.data_dir)
+            embedded = EmbeddedPostgres(settings.data_dir, makes=makes)
             stack.push_async_callback(embedded.stop)
             await embedded.start()
 
@@ -343,7 +343,7 @@ async def run_daemon(settings: Settings, *, announce: Callable[[str], None]) -> 
     """
     stop = asyncio.Event()
     _on_signals(stop.set)
-    async with opened_store(settings) as store:
+    async with opened_store(settings, makes=True) as store:
         daemon = Daemon(settings, store, announce=announce)
         if not stop.is_set():
             await daemon.run()

@@ -11,7 +11,7 @@ import pytest
 from indexer.embedded import binaries
 from indexer.simulator import Relay
 from tests.daemon_process import command, daemon, eventually
-from tests.embedded.servers import alive, postmaster
+from tests.embedded.servers import alive, exists, postmaster
 from tests.indexing import Sql, indexing, read_capture
 from tests.networks import holds, world
 
@@ -167,6 +167,23 @@ async def test_everything_works_on_the_embedded_server(data_dir: Path) -> None:
     assert not alive(server)
     assert (await command("db", "url", *there)).output.strip() == url
     assert (await command(*question)).output == f"{count}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("status",), ("stale",), ("check",), ("check", "--remote"), ("forget", "did:plc:ewvi7nxzyoun6zhxrhs64oiz")),
+        *(("db", "url"), ("db", "psql"), ("db", "dump", "index.dump"), ("db", "migrate")),
+    ],
+)
+async def test_only_what_makes_an_index_makes_one(words: tuple[str, ...], data_dir: Path) -> None:
+    """A mistyped --data-dir gives no empty index: one sentence names the folder, and nothing is made there."""
+    outcome = await command(*words, "--data-dir", str(data_dir))
+    assert (outcome.code, outcome.output) == (3, "")
+    assert outcome.errors.startswith(f"letta-indexer: there is no index in {data_dir}: ")
+    assert [name for name in ("run", "db init", "db restore") if f"`letta-indexer {name}`" not in outcome.errors] == []
+    assert outcome.errors.count("\n") == 1
+    assert not exists(data_dir)
 
 
 async def test_stopped_while_the_embedded_server_starts(data_dir: Path) -> None:

@@ -29,7 +29,7 @@ async def writing(database: str, folder: Path) -> AsyncIterator[tuple[Daemon, as
     async with Relay() as relay:
         given = {"source": (relay.url,), "trust": "relay", "listen": "127.0.0.1:0"}
         settings = load_settings({**given, "database_url": database, "data_dir": str(folder)}, {}, None)
-        async with opened_store(settings) as store:
+        async with opened_store(settings, makes=True) as store:
             daemon = Daemon(settings, store, announce=lambda _: None)
             run = asyncio.create_task(daemon.run())
             try:

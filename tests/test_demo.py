@@ -59,7 +59,7 @@ async def tell(url: str, reader: Sql, sql: Sql) -> Told:
 
     async with simulated_network() as network:
         settings = load_settings({**network.settings, "database_url": url, "data_dir": "."}, {}, None)
-        async with opened_store(settings) as store:
+        async with opened_store(settings, makes=True) as store:
             await store.open()
             await Demo(network, Daemon(settings, store, announce=silent), ask=ask, say=told.lines.append).run()
     return told
@@ -196,7 +196,7 @@ async def test_an_index_that_does_not_follow_is_an_error(
     said: list[str] = []
     async with simulated_network() as network:
         settings = load_settings({**network.settings, "database_url": database, "data_dir": "."}, {}, None)
-        async with opened_store(settings) as store:
+        async with opened_store(settings, makes=True) as store:
             story = Demo(network, Daemon(settings, store, announce=silent), ask=nothing, say=said.append)
             with pytest.raises(IndexerError, match="did not follow"):
                 await story.run()
@@ -211,5 +211,5 @@ async def nothing(_: str) -> Sequence[Row]:
 async def test_questions_are_asked_of_the_store(database: str) -> None:
     """The command asks by the store's own connection and gets rows by their columns' names."""
     settings = load_settings({"database_url": database, "data_dir": "."}, {}, None)
-    async with opened_store(settings) as store:
+    async with opened_store(settings, makes=True) as store:
         assert await questions_to(store)("select 1 as a, null as b") == [{"a": 1, "b": None}]

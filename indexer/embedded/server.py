@@ -38,6 +38,7 @@ def default_data_dir() -> Path:
 class EmbeddedPostgres:
     """A PostgreSQL server for the data in ``data_dir`` (None: :func:`default_data_dir`).
 
+    ``makes`` False: data that isn't there is not made, :meth:`start` raises EmbeddedError.
     ``temporary``: the data is thrown away by :meth:`stop`; without a ``data_dir`` it lies in a folder of its own.
     ``fast_for_tests``: nothing is synced to disk. ``bin_dir``: the programs to use (None: those of the wheel).
     """
@@ -46,11 +47,13 @@ class EmbeddedPostgres:
         self,
         data_dir: Path | None,
         *,
+        makes: bool = True,
         temporary: bool = False,
         fast_for_tests: bool = False,
         bin_dir: Path | None = None,
     ) -> None:
         self._requested = data_dir
+        self._makes = makes
         self._temporary = temporary
         self._fast = fast_for_tests
         self._bin_dir = bin_dir
@@ -107,6 +110,11 @@ class EmbeddedPostgres:
             _sweep(self._data_dir.parent, account, self._bin_dir)
         if self._data_dir is None:
             self._data_dir = (self._requested or default_data_dir()).resolve()
+        if not self._makes and not (self._data_dir / _KEPT).is_dir():
+            raise EmbeddedError(
+                f"there is no index in {self._data_dir}: name the --data-dir of one that exists; `letta-indexer run`, "
+                "`letta-indexer db init` and `letta-indexer db restore` make one there"
+            )
         if not self._data_dir.is_dir():
             self._made = make_folder(self._data_dir, server_account(None)) or self._made
         return self._data_dir

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from indexer.embedded import account, binaries, default_data_dir, programs, server_version
+from indexer.embedded import EmbeddedPostgres, account, binaries, default_data_dir, programs, server_version
 from indexer.embedded.account import Account
 from indexer.embedded.folder import PREFIX, fits_socket, trusted
 from indexer.embedded.processes import run
@@ -46,6 +46,16 @@ def test_a_copy_for_the_system_user_is_whole_and_safe(open_folder: Path, monkeyp
     copy.parents[2].chmod(0o777)
     with pytest.raises(EmbeddedError, match="only root can write"):
         programs.binaries_for(user, None)
+
+
+@pytest.mark.parametrize("left", ["", "postgres.new", "throw-away"])
+async def test_data_that_is_not_there_is_not_made(left: str, tmp_path: Path) -> None:
+    """Who only reads makes nothing, also in a folder that is there: empty, or left by one that was being made."""
+    (tmp_path / left).mkdir(exist_ok=True)
+    before = os.listdir(tmp_path)
+    with pytest.raises(EmbeddedError, match=f"no index in {tmp_path}"):
+        await EmbeddedPostgres(tmp_path, makes=False).start()
+    assert os.listdir(tmp_path) == before
 
 
 def test_programs_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

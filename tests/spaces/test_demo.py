@@ -19,7 +19,7 @@ async def test_the_story_goes_on_in_a_space(database: str, sql: Sql) -> None:
     lines: list[str] = []
     async with simulated_network(spaces=True) as network:
         settings = load_settings({**network.settings, "database_url": database, "data_dir": "."}, {}, None)
-        async with opened_store(settings) as store:
+        async with opened_store(settings, makes=True) as store:
             await store.open()
             questions = questions_to(store)
 

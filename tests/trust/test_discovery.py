@@ -47,7 +47,7 @@ async def relay(world: World) -> AsyncIterator[Pds]:
 async def verification(database: str, **more: object) -> AsyncIterator[Verification]:
     """The parts of a daemon on that database, none of them running."""
     settings = load_settings({"database_url": database, "allow_private_hosts": True, **more}, {}, None)
-    async with opened_store(settings) as store:
+    async with opened_store(settings, makes=True) as store:
         pipeline = build_pipeline(settings, store, Metrics(clock=time))
         async with opened_verification(settings, store, pipeline) as parts:
             yield parts
