@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import shutil
@@ -49,13 +50,13 @@ def test_a_copy_for_the_system_user_is_whole_and_safe(open_folder: Path, monkeyp
 
 
 @pytest.mark.parametrize("left", ["", "postgres.new", "throw-away"])
-async def test_data_that_is_not_there_is_not_made(left: str, tmp_path: Path) -> None:
+def test_data_that_is_not_there_is_not_made(left: str, tmp_path: Path) -> None:
     """Who only reads makes nothing, also in a folder that is there: empty, or left by one that was being made."""
     (tmp_path / left).mkdir(exist_ok=True)
-    before = os.listdir(tmp_path)
+    before = set(tmp_path.rglob("*"))
     with pytest.raises(EmbeddedError, match=f"no index in {tmp_path}"):
-        await EmbeddedPostgres(tmp_path, makes=False).start()
-    assert os.listdir(tmp_path) == before
+        asyncio.run(EmbeddedPostgres(tmp_path, makes=False).start())
+    assert set(tmp_path.rglob("*")) == before
 
 
 def test_programs_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
