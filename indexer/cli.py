@@ -13,6 +13,7 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import structlog
 import typer
 import uvloop
 
@@ -22,8 +23,9 @@ from indexer.config import Settings, load_settings
 from indexer.daemon import Daemon, open_source, opened_store, run_daemon
 from indexer.demo import Demo, questions_to, simulated_network
 from indexer.embedded import EmbeddedPostgres
-from indexer.errors import DatabaseError, EmbeddedError, IndexerError, SettingsError
+from indexer.errors import DatabaseError, EmbeddedError, IndexerError, SettingsError, SourceBroken
 from indexer.flags import with_settings
+from indexer.sources.base import State, Status
 from indexer.sources.file import CaptureFile
 from indexer.sources.file import capture as write_capture
 from indexer.sources.follow import Follower
@@ -35,6 +37,8 @@ from indexer.tables import stale_lines, table_lines
 DONE, FOUND, USAGE, DATABASE = 0, 1, 2, 3
 DEMO_PAUSE = 2.0  # seconds to read each scene on a terminal
 DATABASE_SETTINGS = ("database_url", "data_dir", "log_level", "log_format")
+
+_log = structlog.stdlib.get_logger("indexer.cli")
 
 T = TypeVar("T")
 DumpFile = Annotated[Path, typer.Argument(help="The file of the backup")]
@@ -207,16 +211,34 @@ def capture(
 
 
 async def _capture(settings: Settings, file: Path, limit: int | None, seconds: float | None) -> int:
+    """How many frames were written. Raises SourceBroken, and leaves no file, where the source was never reached."""
     source = await open_source(settings.sources[0], settings)
     if isinstance(source, JetstreamSource):
         raise SettingsError("--source: a capture is of a firehose; what a Jetstream sends could not be replayed")
+    reach = Reach(f"{source.label}: no connection in time")
     with CaptureFile(file) as recording:
-        follower = Follower(source, resume_from=lambda: settings.cursor.get(source.key))
-        try:
+        follower = Follower(source, resume_from=lambda: settings.cursor.get(source.key), on_status=reach.note)
+        with suppress(asyncio.CancelledError):  # ctrl-C: what was written is whole
             async with aclosing(follower.items()) as items:
-                return await write_capture(items, recording, limit=limit, seconds=seconds)
-        except asyncio.CancelledError:  # ctrl-C: what was written is whole
-            return recording.count
+                await write_capture(items, recording, limit=limit, seconds=seconds)
+        if reach.obstacle:
+            raise SourceBroken(f"nothing to capture, the source was never reached: {reach.obstacle}")
+        return recording.count
+
+
+class Reach:
+    """Whether a source was ever reached: ``obstacle`` says what was in the way, '' once it was."""
+
+    def __init__(self, obstacle: str) -> None:
+        self.obstacle = obstacle
+        self._reached = False
+
+    def note(self, status: Status) -> None:
+        """Take a change of the source's state; whoever waits for frames is told of a lost connection."""
+        self._reached |= status.state is State.LIVE
+        if status.state is State.WAITING:
+            _log.warning("source lost", reason=status.reason, retry_in=status.retry_in, detail=status.detail)
+        self.obstacle = "" if self._reached else status.detail or self.obstacle
 
 
 @app.command()

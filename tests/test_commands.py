@@ -144,6 +144,26 @@ async def test_capture_ends_after_a_time_or_by_ctrl_c(tmp_path: Path) -> None:
     assert f"{len(read_capture(file))} frames" in outcome.output
 
 
+async def test_capture_of_a_host_that_is_never_reached(tmp_path: Path) -> None:
+    """That is a failure, said in a sentence with the source and the reason, and leaves no file behind."""
+    async with Relay() as relay:
+        url = relay.url  # nobody answers there any more
+    outcome = await command("capture", str(tmp_path / "frames.bin"), "--source", url, "--seconds", "0.5")
+    assert (outcome.code, outcome.output) == (1, "")
+    last = outcome.errors.splitlines()[-1]
+    assert last.startswith("letta-indexer: ")
+    assert [word for word in ("never reached", url.removeprefix("ws://"), "cannot connect") if word not in last] == []
+    assert not exists(tmp_path / "frames.bin")
+
+
+async def test_capture_of_a_silent_host(tmp_path: Path) -> None:
+    """A host that was reached and sends nothing gives a capture of no frames, which can be replayed."""
+    async with Relay() as relay:
+        outcome = await command("capture", str(tmp_path / "frames.bin"), "--source", relay.url, "--seconds", "0.5")
+    assert outcome == (0, f"0 frames in {tmp_path / 'frames.bin'}\n", "")
+    assert read_capture(tmp_path / "frames.bin") == []
+
+
 async def test_everything_works_on_the_embedded_server(data_dir: Path) -> None:
     """Without a database URL the daemon brings its own; the other commands reach it; it ends with the daemon."""
     life = world(42)

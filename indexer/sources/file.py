@@ -135,7 +135,10 @@ class _Reader:
 
 
 class CaptureFile:
-    """A new capture file being written: ``count`` frames, ``size`` bytes so far. A context manager."""
+    """A new capture file being written: ``count`` frames, ``size`` bytes so far.
+
+    A context manager: where its block fails before a frame was written, the file is gone again.
+    """
 
     def __init__(self, path: Path) -> None:
         """Create ``path``, readable by its owner only; never overwrites, never follows a link.
@@ -177,6 +180,8 @@ class CaptureFile:
     ) -> None:
         with suppress(OSError):  # every append flushes; only one that failed, and said so, leaves anything behind
             self._file.close()
+        if kind is not None and not self.count:
+            self._path.unlink(missing_ok=True)
 
 
 async def capture(

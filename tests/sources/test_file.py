@@ -175,6 +175,15 @@ async def test_a_cancelled_or_killed_capture_holds_what_it_counted(tmp_path: Pat
     file.__exit__(None, None, None)
 
 
+@pytest.mark.parametrize(("frames", "left"), [([], []), ([b"a"], ["f"])])
+def test_a_capture_that_fails_empty_leaves_no_file(tmp_path: Path, frames: list[bytes], left: list[str]) -> None:
+    """What was written before a failure stays; a file without a frame would pass for a silent source."""
+    file = CaptureFile(tmp_path / "f")
+    file.append(frames)
+    file.__exit__(SourceBroken, SourceBroken("gone"), None)
+    assert [path.name for path in tmp_path.iterdir()] == left
+
+
 def test_a_capture_never_overwrites(tmp_path: Path) -> None:
     """Neither a file nor through a link, and a folder that isn't there is said so."""
     (tmp_path / "f").write_bytes(b"precious")
