@@ -164,6 +164,18 @@ async def test_capture_of_a_silent_host(tmp_path: Path) -> None:
     assert read_capture(tmp_path / "frames.bin") == []
 
 
+async def test_a_file_that_is_no_capture_is_a_failed_source(database: str, tmp_path: Path) -> None:
+    """``run --once`` of some other file ends with 1 and a sentence that names it; an empty capture ends with 0."""
+    (tmp_path / "README.md").write_text("# no frames\n\nbut SECRET words")
+    (tmp_path / "empty").touch()
+    there = ("--database-url", database, "--listen", "127.0.0.1:0")
+    outcome = await command("run", "--once", "--source", f"file:{tmp_path / 'README.md'}", *there)
+    assert outcome.code == 1
+    assert f"letta-indexer: capture file {tmp_path / 'README.md'}: not a capture" in outcome.errors
+    assert "SECRET" not in outcome.errors
+    assert (await command("run", "--once", "--source", f"file:{tmp_path / 'empty'}", *there)).code == 0
+
+
 async def test_everything_works_on_the_embedded_server(data_dir: Path) -> None:
     """Without a database URL the daemon brings its own; the other commands reach it; it ends with the daemon."""
     life = world(42)

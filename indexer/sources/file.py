@@ -1,7 +1,8 @@
 """Capture files: reading one as a source, writing one.
 
 The format: each frame preceded by its length in bytes, 4 bytes big-endian, nothing else. A file cut anywhere, by a full
-disk or a kill, is readable up to its last whole frame.
+disk or a kill, is readable up to its last whole frame. A file that doesn't begin with frames is no capture: of those up
+to a chunk's size one at least has to be what a host sends (a hostile one may send others before it).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, ClassVar, Self
 
-from indexer.errors import SettingsError, SourceBroken
+from indexer.errors import Rejected, SettingsError, SourceBroken
+from indexer.frames import decode_frame
 from indexer.model import Reason
 from indexer.sources.base import MAX_FRAME_BYTES, Chunk, Dropped, Item, Opened, Positions
 
@@ -46,9 +48,9 @@ class FileSource:
         """The source for ``path``; its key needs the whole content hashed, which happens in a thread.
 
         Raises:
-            SourceBroken: no such file, not a regular one, or not readable.
+            SourceBroken: no such file, not a regular one, not readable, or no capture.
         """
-        return cls(path, sha256=await asyncio.to_thread(_sha256, path), max_frame_bytes=max_frame_bytes)
+        return cls(path, sha256=await asyncio.to_thread(_examined, path), max_frame_bytes=max_frame_bytes)
 
     async def items(self, cursor: int | None) -> AsyncGenerator[Item, None]:
         """The frames after the first ``cursor``, to the end of the file.
@@ -208,14 +210,26 @@ async def capture(
     return file.count
 
 
-def _sha256(path: Path) -> str:
+def _examined(path: Path) -> str:
+    """The SHA-256 of a capture file. Raises SourceBroken for what is none."""
     try:
         if path.exists() and not path.is_file():
             raise SourceBroken(f"capture file {path}: not a regular file")
         with path.open("rb") as file:
+            first = _Reader(file, path, MAX_FRAME_BYTES).next()
+            if first is not None and not (isinstance(first, Chunk) and any(map(_is_frame, first.frames))):
+                raise SourceBroken(f"capture file {path}: not a capture, no frame can be read at its beginning")
+            file.seek(0)
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as exc:
         raise _unreadable(path, exc) from exc
+
+
+def _is_frame(raw: bytes) -> bool:
+    with suppress(Rejected):
+        decode_frame(raw)
+        return True
+    return False
 
 
 def _unreadable(path: Path, exc: OSError) -> SourceBroken:

@@ -29,7 +29,8 @@ def packed(*frames: bytes) -> bytes:
 
 
 async def read(path: Path, cursor: int | None = None, *, max_frame_bytes: int = 1 << 24) -> list[Item]:
-    source = await FileSource.open(path, max_frame_bytes=max_frame_bytes)
+    """What is in a file, whether its frames are any or not: ``open`` would refuse it without one."""
+    source = FileSource(path, sha256="", max_frame_bytes=max_frame_bytes)
     async with aclosing(source.items(cursor)) as items:
         return [item async for item in items]
 
@@ -122,9 +123,41 @@ async def test_what_is_no_readable_file_is_broken(tmp_path: Path) -> None:
             await FileSource.open(path)
 
 
+FIRST = CAPTURE.read_bytes()[: 4 + int.from_bytes(CAPTURE.read_bytes()[:4], "big")]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"# letta-indexer\n\nA daemon that follows",
+        b"\x1f\x8b\x08\x00" + bytes(99),
+        b"\0\0\0\x18ftypmp42" + bytes(99),
+        bytes(4096),
+        b"\n",
+        packed(b"{}", b"[]", b"\xa0"),
+        packed(b"x" * ((1 << 24) + 1)),
+        FIRST[:-1],
+    ],
+    ids=["text", "gzip", "video", "zeros", "short", "other frames", "oversized", "cut in its first frame"],
+)
+async def test_a_file_without_a_frame_is_no_capture(tmp_path: Path, content: bytes) -> None:
+    """A name mistaken for another's is a failed source, not one that was read to its end."""
+    (tmp_path / "f").write_bytes(content)
+    with pytest.raises(SourceBroken, match="f: not a capture"):
+        await FileSource.open(tmp_path / "f")
+
+
+@pytest.mark.parametrize("content", [b"", FIRST, FIRST + FIRST[:-1], FIRST + b"\0", packed(b"", b"\xff") + FIRST])
+async def test_a_capture_is_one_however_it_ends_or_was_attacked(tmp_path: Path, content: bytes) -> None:
+    """An empty file, one cut in its last frame, and one in which a hostile host came first are read."""
+    (tmp_path / "f").write_bytes(content)
+    source = await FileSource.open(tmp_path / "f")
+    assert source.key == "file:" + hashlib.sha256(content).hexdigest()
+
+
 async def test_a_file_that_vanishes_is_broken(tmp_path: Path) -> None:
     """Also after its key was computed."""
-    (tmp_path / "f").write_bytes(packed(b"a"))
+    (tmp_path / "f").write_bytes(CAPTURE.read_bytes())
     source = await FileSource.open(tmp_path / "f")
     (tmp_path / "f").unlink()
     with pytest.raises(SourceBroken, match="No such file"):
