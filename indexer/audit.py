@@ -21,14 +21,18 @@ from indexer.store.audits import AuditedRepo, Audits, StoredRow
 from indexer.syntax import parse_record_uri
 from indexer.verify import check_signature
 
+UNREACHABLE = "unreachable"  # the kind of what is no difference, but could not be compared
 CATCHING_UP = 1.0  # seconds that an index may be behind a host before that is a difference
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that isn't as it should be; ``did`` is the repository to fetch anew, '' where none would help."""
+    """One thing that isn't as it should be, or a repository that could not be compared.
 
-    kind: str  # hash, texts, flags, missing, extra, changed, unreachable
+    ``did`` is the repository to fetch anew, '' where none would help.
+    """
+
+    kind: str  # hash, texts, flags, missing, extra, changed, or UNREACHABLE
     subject: str  # a record's URI, or a DID
     detail: str
     did: str = ""
@@ -85,7 +89,7 @@ async def audit_remote(
             for difference in await _compare(repo, audits, resolver, host, prefixes):
                 yield difference
         except (FetchFailed, IdentityError, SpoolFailed, Rejected) as error:
-            yield Difference("unreachable", repo.did, str(error))
+            yield Difference(UNREACHABLE, repo.did, str(error))
 
 
 async def _compare(

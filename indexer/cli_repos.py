@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from indexer.audit import Difference, audit_index, audit_remote
+from indexer.audit import UNREACHABLE, Difference, audit_index, audit_remote
 from indexer.config import Settings
 from indexer.daemon import build_pipeline, opened_store
 from indexer.errors import SettingsError
@@ -69,9 +69,18 @@ def show_differences(found: list[Difference], *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(to_json([asdict(difference) for difference in found]) + "\n")
         return
-    for difference in found:
-        sys.stdout.write(f"{difference.kind:12} {difference.subject}\n{'':12} {difference.detail}\n")
-    sys.stdout.write(f"{len(found)} differences\n" if found else "no differences\n")
+    for one in found:
+        sys.stdout.write(f"{one.kind:12} {one.subject}\n{'':12} {one.detail}\n")
+    differences, unasked = counted(found)
+    sys.stdout.write(f"{differences or 'no'} differences\n")
+    if unasked:
+        sys.stdout.write(f"{unasked} could not be asked\n")
+
+
+def counted(found: list[Difference]) -> tuple[int, int]:
+    """How many differences there are, and how many repositories could not be compared."""
+    unasked = sum(one.kind == UNREACHABLE for one in found)
+    return len(found) - unasked, unasked
 
 
 Dids = Annotated[list[str] | None, typer.Argument(metavar="[DID]...", help="Repositories; without any: discover them")]
