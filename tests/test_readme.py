@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import typer
 from indexer.cli import DATABASE, DONE, FOUND, UNASKED, USAGE, app
 from indexer.config import render_settings_table
 from indexer.metrics import metrics_table
+from tests.daemon_process import command as called
 from tests.indexing import Sql, indexing, read_capture
 from tests.readme import PAGES, ROOT, page, psql, queries, views_table
 from tests.test_layers import LAYERS, SIMULATOR
@@ -60,6 +62,26 @@ def test_first_screen_shows_what_it_is() -> None:
     first, _, _ = page("README.md").partition("\n## ")
     assert [word for word in ("make run", "make demo") if word not in first] == []
     assert len([query for query in queries(first) if query.output]) == 3
+
+
+async def test_the_answers_can_be_had_by_hand(data_dir: Path) -> None:
+    """The two commands below the answers give them, though another daemon has the usual port and data folder."""
+    block = re.search(r"```console\n(\$ \S+ run --once .*?)```", page("README.md"), re.DOTALL)
+    assert block is not None
+    assert "--listen 127.0.0.1:0" in block[1]
+    typed = re.sub(r"--data-dir \S+", f"--data-dir {data_dir}", block[1].replace("\\\n", ""))
+    run, psql = (shlex.split(line)[2:] for line in typed.splitlines())
+    outcome = await called(*run)
+    assert outcome.code == 0, outcome.errors
+    outcome = await called(*psql, "--", "-Xc", SHOWN[0].sql)
+    assert "\n".join(line.rstrip() for line in outcome.output.rstrip().splitlines()) == SHOWN[0].output
+
+
+def test_commands_are_named_so_that_they_can_be_typed() -> None:
+    """Nothing is called `letta-indexer` before it is said where that is."""
+    before, said, _ = page("README.md").partition("`letta-indexer` is short for `.venv/bin/letta-indexer`")
+    assert said
+    assert re.findall(r"(?<!bin/)letta-indexer [a-z]+", before.partition("console")[2]) == []
 
 
 async def test_tables_are_those_of_the_code(sql: Sql) -> None:
