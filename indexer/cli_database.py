@@ -8,6 +8,7 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -22,6 +23,18 @@ from indexer.embedded import EmbeddedPostgres, binaries, client_program
 from indexer.errors import SchemaError, SettingsError
 from indexer.store.backups import SCHEMAS, VERSIONS, Backups, refuse_unusable
 from indexer.store.migrations import migrate as migrate_schema
+
+# Becomes one of PostgreSQL's programs, which the kernel (of Linux) then ends with us, also if we are killed; not at all
+# if we are gone already. What Python ignores is not to be ignored by the program.
+_BOUND = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
+for number in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 # Names of a URL's parameters that libpq knows by another name in the environment.
 _VARIABLES = {"application_name": "APPNAME", "dbname": "DATABASE", "target_session_attrs": "TARGETSESSIONATTRS"}
@@ -100,8 +113,7 @@ async def _run(
     (statements, data) is left out.
     """
     process = await asyncio.create_subprocess_exec(
-        program,
-        *arguments,
+        *_bound(program, *arguments),
         env={**os.environ, **connection_variables(dsn)},
         stdin=source or DEVNULL,
         stdout=output or PIPE,
@@ -119,6 +131,11 @@ async def _run(
     return (said or b"").decode(errors="replace")
 
 
+def _bound(program: str | Path, *arguments: str) -> list[str]:
+    """The command that runs a program for as long as we live at the most."""
+    return [sys.executable, "-ISc", _BOUND, str(os.getpid()), str(program), *arguments]
+
+
 async def url_of(settings: Settings) -> str:
     """The URL of the database; an embedded one is started if it does not run."""
     async with _running_database(settings, makes=False) as dsn:
@@ -131,7 +148,7 @@ async def psql(settings: Settings, arguments: list[str]) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)  # ctrl-C is for psql alone
     async with _running_database(settings, makes=False) as dsn:
         variables = {**os.environ, **connection_variables(dsn)}
-        process = await asyncio.create_subprocess_exec(program, *arguments, env=variables)
+        process = await asyncio.create_subprocess_exec(*_bound(program, *arguments), env=variables)
         return await process.wait()
 
 

@@ -21,6 +21,7 @@ from indexer.store import Store
 from indexer.store.backups import Backups
 from indexer.store.migrations import SCHEMA_VERSION
 from tests.daemon_process import command, eventually
+from tests.embedded.servers import alive, exists
 from tests.indexing import Sql
 from tests.migrations.catalogue import catalogue, differences, rows
 from tests.migrations.life import fill_version_1, live
@@ -232,6 +233,47 @@ async def test_no_password_in_a_list_of_processes(database: str, sql: Sql, tmp_p
     arguments = (tmp_path / "arguments").read_text()
     assert "--format=custom" in arguments
     assert [part for part in ("cret", "letta_indexer@", "host", "postgresql:") if part in arguments] == []
+
+
+HANGING = """\
+#!/bin/sh
+if [ "$1" = --version ]; then exec {program} "$@"; fi
+echo $$ >{folder}/pid
+exec sleep 90
+"""
+
+
+@pytest.mark.parametrize("words", [("dump", "pg_dump"), ("restore", "pg_restore"), ("psql", "psql")])
+async def test_no_program_outlives_a_command_that_is_killed(
+    words: tuple[str, str], database: str, empty_database: str, sql: Sql, tmp_path: Path
+) -> None:
+    """``kill -9`` of a command ends PostgreSQL's program too: it neither holds locks nor goes on writing."""
+    major = int(await sql.fetchval("select current_setting('server_version_num')::integer / 10000"))
+    name, file = words[1], tmp_path / "index.dump"
+    if words[0] == "restore":
+        await dump(at(database), file)
+    spy = tmp_path / name
+    spy.write_text(HANGING.format(program=client_program(name, major), folder=tmp_path))
+    spy.chmod(0o755)
+    url = empty_database if words[0] == "restore" else database
+    arguments = () if words[0] == "psql" else (str(file),)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "indexer", "db", words[0], *arguments, "--database-url", url),
+        env=os.environ | {"PATH": f"{tmp_path}:/usr/bin:/bin"},
+    )
+
+    async def begun() -> int:
+        return int((tmp_path / "pid").read_text() or 0) if exists(tmp_path / "pid") else 0
+
+    program = await eventually(begun)
+    assert alive(program)
+    process.kill()
+    await process.wait()
+
+    async def ended() -> bool:
+        return not alive(program)
+
+    await eventually(ended)
 
 
 def test_urls_as_libpq_reads_them_from_the_environment() -> None:
