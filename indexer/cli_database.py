@@ -15,13 +15,13 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import BinaryIO
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from indexer.config import Settings
 from indexer.daemon import opened_store
 from indexer.embedded import EmbeddedPostgres, binaries, client_program
 from indexer.errors import SchemaError, SettingsError
 from indexer.store.backups import SCHEMAS, VERSIONS, Backups, refuse_unusable
+from indexer.store.dsn import connection_variables
 from indexer.store.migrations import migrate as migrate_schema
 
 # Becomes one of PostgreSQL's programs, which the kernel (of Linux) then ends with us, also if we are killed; not at all
@@ -35,9 +35,6 @@ for number in (signal.SIGPIPE, signal.SIGXFSZ):
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
-
-# Names of a URL's parameters that libpq knows by another name in the environment.
-_VARIABLES = {"application_name": "APPNAME", "dbname": "DATABASE", "target_session_attrs": "TARGETSESSIONATTRS"}
 
 
 async def initialize(settings: Settings) -> bool:
@@ -166,17 +163,3 @@ async def _running_database(settings: Settings, *, makes: bool) -> AsyncIterator
         yield await embedded.start()
     finally:
         await embedded.stop()
-
-
-def connection_variables(dsn: str) -> dict[str, str]:
-    """What libpq reads from the environment in place of a connection URL."""
-    parts = urlsplit(dsn)
-    found = {
-        "host": parts.hostname,
-        "port": str(parts.port) if parts.port else None,
-        "user": unquote(parts.username or ""),
-        "password": unquote(parts.password or ""),
-        "database": unquote(parts.path.lstrip("/")),
-        **dict(parse_qsl(parts.query)),
-    }
-    return {f"PG{_VARIABLES.get(name, name.upper())}": value for name, value in found.items() if value}

@@ -11,6 +11,7 @@ import asyncpg
 from asyncpg.exceptions import ClientConfigurationError
 
 from indexer.errors import BatchRefused, DatabaseError, DatabaseTooSlow, DatabaseUnavailable, SchemaError
+from indexer.store.dsn import place_of
 from indexer.store.statements import statement
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ WRITING = {"plan_cache_mode": "force_generic_plan"} | {
 async def connect(dsn: str, settings: Mapping[str, str] = MappingProxyType({})) -> Connection:
     """Open one connection, with these settings of the server beside those that all have.
 
-    Raises DatabaseUnavailable, or SchemaError where no retry helps (no such database).
+    Raises DatabaseUnavailable, or SchemaError where no retry helps (no such database); either says where it looked.
     """
     own = {
         "application_name": "letta-indexer",
@@ -114,8 +115,9 @@ async def connect(dsn: str, settings: Mapping[str, str] = MappingProxyType({})) 
             return await asyncpg.connect(
                 dsn, timeout=10, command_timeout=COMMAND_TIMEOUT, server_settings={**own, **settings}
             )
-    except asyncpg.InterfaceError as error:
-        raise translate(error) from None
+    except (asyncpg.InterfaceError, DatabaseError) as error:
+        meant = error if isinstance(error, DatabaseError) else translate(error)
+        raise type(meant)(f"{meant} ({place_of(dsn)})") from None
 
 
 async def fetch(connection: Connection, name: str, *args: Any, table: str | None = None) -> list[asyncpg.Record]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from indexer.cli_database import connection_variables, dump, migrate, restore
+from indexer.cli_database import dump, migrate, restore
 from indexer.config import Settings, load_settings
 from indexer.embedded import EmbeddedPostgres, client_program, programs
 from indexer.errors import EmbeddedError, SchemaError, SettingsError
@@ -274,21 +274,6 @@ async def test_no_program_outlives_a_command_that_is_killed(
         return not alive(program)
 
     await eventually(ended)
-
-
-def test_urls_as_libpq_reads_them_from_the_environment() -> None:
-    """Each part of a URL has the variable that libpq knows for it."""
-    url = "postgresql://a%40b:p%2Fw@db.example:7/x%20y?sslmode=require&application_name=n&target_session_attrs=any"
-    assert connection_variables(url) == {
-        "PGHOST": "db.example",
-        "PGPORT": "7",
-        "PGUSER": "a@b",
-        "PGPASSWORD": "p/w",
-        "PGDATABASE": "x y",
-        "PGSSLMODE": "require",
-        "PGAPPNAME": "n",
-        "PGTARGETSESSIONATTRS": "any",
-    }
 
 
 def test_the_program_that_fits_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
