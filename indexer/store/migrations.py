@@ -16,12 +16,16 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from indexer.errors import SchemaError
+import structlog
+
+from indexer.errors import DatabaseError, DatabaseUnavailable, SchemaError
 from indexer.store.connection import Connection, translated
 from indexer.store.statements import schema_sql, statement
 
 SCHEMA_VERSION = 2
 MIGRATION_TIMEOUT = 86_400.0  # seconds for one migration: it may have to rewrite every row
+
+_log = structlog.stdlib.get_logger("indexer.store.migrations")
 
 _NAME = re.compile(r"(\d{4})_\w+\.sql")
 _COMPATIBLE = re.compile(r"-- compatible from: (\d+)\n")
@@ -87,20 +91,41 @@ async def migrate(connection: Connection) -> list[int]:
     """Lead the schema to this program's version, in one transaction; the versions it went through, [] if none.
 
     Raises SchemaError where there is no schema, where it is newer than this program knows, and where programs are at
-    work that could not go on with the result.
+    work that could not go on with the result. A migration that fails says so: SchemaError, or DatabaseUnavailable where
+    trying again can help.
     """
-    async with connection.transaction():
-        await connection.execute(statement("lock_creation"))
-        found, _ = await _version(connection)
-        due = [migration for migration in migrations() if migration.version > found]
-        if any(migration.compatible_from > found for migration in due):
-            await _refuse_company(connection)
-        await connection.execute(statement("unlimited_time"))
-        for migration in due:
-            await connection.execute(migration.sql, timeout=MIGRATION_TIMEOUT)
-            await connection.execute(statement("put_version"), migration.version, migration.compatible_from)
+    making = 0  # the version that a migration is leading to
+    try:
+        with translated(connection):
+            async with connection.transaction():
+                due = await _due(connection)
+                for migration in due:
+                    making = migration.version
+                    await connection.execute(migration.sql, timeout=MIGRATION_TIMEOUT)
+                    await connection.execute(statement("put_version"), migration.version, migration.compatible_from)
+                making = 0
+    except DatabaseError as error:
+        if not making:
+            raise
+        kind = type(error) if isinstance(error, DatabaseUnavailable) else SchemaError
+        raise kind(f"the migration to schema version {making} failed, and nothing was changed: {error}") from None
+    if due:
+        _log.info("the schema is migrated", to=due[-1].version)
     await check_version(connection)
     return [migration.version for migration in due]
+
+
+async def _due(connection: Connection) -> list[Migration]:
+    """What has to be made, by us alone until the end of the transaction. Raises SchemaError."""
+    await connection.execute(statement("lock_creation"))
+    found, _ = await _version(connection)
+    due = [migration for migration in migrations() if migration.version > found]
+    if any(migration.compatible_from > found for migration in due):
+        await _refuse_company(connection)
+    if due:
+        _log.info("migrating the schema", found=found, to=due[-1].version)
+    await connection.execute(statement("unlimited_time"))
+    return due
 
 
 async def check_version(connection: Connection) -> None:

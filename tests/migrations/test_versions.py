@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import asyncpg
 import pytest
 
 from indexer.embedded import EmbeddedPostgres
-from indexer.errors import SchemaError
+from indexer.errors import DatabaseUnavailable, SchemaError
 from indexer.store import migrations
 from indexer.store.migrations import SCHEMA_VERSION, Migration, migrate
 from tests.daemon_process import Outcome, command
@@ -51,7 +52,8 @@ async def test_older_schema_is_refused_until_it_is_migrated(old: Sql, empty_data
     for outcome in (await once(capture, *there), await command("status", *there)):
         assert (outcome.code, "`letta-indexer db migrate`" in outcome.errors) == (3, True), outcome.errors
     assert await old.fetchval(NEWEST) == 1
-    assert await command("db", "migrate", *there) == (0, f"migrated to schema version {SCHEMA_VERSION}\n", "")
+    outcome = await command("db", "migrate", *there)
+    assert outcome[:2] == (0, f"migrated to schema version {SCHEMA_VERSION}\n")
     assert await command("db", "migrate", *there) == (0, "the schema is this release's already\n", "")
     assert (await once(capture, *there)).code == 0
 
@@ -82,6 +84,11 @@ async def test_embedded_database_is_migrated_by_run(tmp_path: Path, capture: Pat
     await server.stop()
     outcome = await once(capture, "--data-dir", str(tmp_path))
     assert outcome.code == 0, outcome.errors
+    told = [line for line in map(json.loads, outcome.errors.splitlines()) if "schema" in line["event"]]
+    assert [(line["event"], line.get("found"), line["to"]) for line in told] == [
+        ("migrating the schema", 1, SCHEMA_VERSION),
+        ("the schema is migrated", None, SCHEMA_VERSION),
+    ]
     sql = await asyncpg.connect(await server.start())
     assert await sql.fetchval(NEWEST) == SCHEMA_VERSION
     assert await sql.fetchval("select count(*) from letta.record") == held > 0
@@ -90,12 +97,26 @@ async def test_embedded_database_is_migrated_by_run(tmp_path: Path, capture: Pat
 
 
 async def test_migration_is_made_whole_or_not_at_all(sql: Sql, released: list[Migration]) -> None:
-    """Where one of several migrations fails, none was made."""
+    """Where one of several migrations fails, none was made, and the error says both and which one it was."""
     released += [ADDITIVE, BROKEN]
-    with pytest.raises(asyncpg.DivisionByZeroError):
+    with pytest.raises(SchemaError, match=rf"migration to schema version {NEXT + 1} failed, and nothing was changed"):
         await migrate(sql)
     assert await sql.fetchval(NEWEST) == SCHEMA_VERSION
     assert await sql.fetchval("select to_regclass('letta_store.added')") is None
+
+
+async def test_a_connection_lost_in_a_migration_is_an_outage(
+    database: str, sql: Sql, released: list[Migration]
+) -> None:
+    """That too is called a failed migration; as an outage it is tried again."""
+    released.append(Migration(NEXT, NEXT, "select pg_terminate_backend(pg_backend_pid())"))
+    with pytest.raises(
+        DatabaseUnavailable, match=f"migration to schema version {NEXT} failed, and nothing was changed"
+    ):
+        await migrate(sql)
+    other = await asyncpg.connect(database)
+    assert await other.fetchval(NEWEST) == SCHEMA_VERSION
+    await other.close()
 
 
 async def test_two_that_migrate_at_once(database: str, sql: Sql, released: list[Migration]) -> None:
