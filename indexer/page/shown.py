@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from indexer.model import AGENT
+from indexer.model import AGENT, COMPILED_PROMPT
 from indexer.syntax import parse_record_uri
 
 # Characters that can't be seen, or that move others about: controls, marks and overrides of direction, joiners but for
@@ -69,10 +69,19 @@ def link(path: str, **query: object) -> str:
 
 def agent_link(uri: object) -> str:
     """The page of the agent that a reference names, '' where it names none, or one in a space."""
+    return _page_of(uri, AGENT, "/agent")
+
+
+def record_link(uri: object) -> str:
+    """The page of the agent or prompt that a reference names, '' where it names neither, or one in a space."""
+    return agent_link(uri) or _page_of(uri, COMPILED_PROMPT, "/prompt")
+
+
+def _page_of(uri: object, collection: str, path: str) -> str:
     found = parse_record_uri(uri) if isinstance(uri, str) else None
-    if found is None or found.space or found.collection != AGENT:
+    if found is None or found.space or found.collection != collection:
         return ""
-    return link("/agent", did=found.did, rkey=found.rkey)
+    return link(path, did=found.did, rkey=found.rkey)
 
 
 def environment() -> Environment:
@@ -85,5 +94,5 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"visible": visible, "clock": clock, "grouped": grouped, "size": size}
-    made.globals |= {"link": link, "agent_link": agent_link, "ago": ago, "up_to": up_to}
+    made.globals |= {"link": link, "agent_link": agent_link, "record_link": record_link, "ago": ago, "up_to": up_to}
     return made

@@ -23,7 +23,7 @@ STATEMENT_MILLISECONDS = 3000
 ROWS = 50  # on one page
 COUNTED = 10_000  # the most that is counted to say how many there are
 REPOS_LOOKED_AT = 5_000  # for those in a state, at one time
-CONVERSATIONS_LOOKED_AT = 500  # of one account, to count those of an agent
+CONVERSATIONS_LOOKED_AT = 500  # of one account, to count those of an agent; as many of its stale prompts
 TEXT_SHOWN = 4_000  # characters of a text on the page of its record
 TEXT_COMPARED = 262_144  # characters of a text that is compared with another
 
@@ -102,7 +102,7 @@ class Pages:
         return await self._list("page_agents", *key, did, ROWS + 1, CONVERSATIONS_LOOKED_AT)
 
     async def agent(self, did: str, rkey: str, below: str | None = None) -> tuple[Row, Listed] | None:
-        """An agent, and its conversations in its own repository with keys below ``below``; None if there is none."""
+        """An agent, and its conversations and prompts in its own repository below ``below``; None if there is none."""
         async with self._reading() as connection:
             found = await _rows(connection, "page_agent", did, rkey, TEXT_SHOWN)
             if not found:

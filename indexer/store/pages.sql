@@ -67,7 +67,8 @@ select did, left(handle, 260) as handle, active, status, hidden, rev, snapshot_r
 from letta.repo where did = $1 and space = '';
 
 -- name: page_agents
--- Agents after ($1, $2), of one account where $3 names it. Of each account $5 conversations are looked at.
+-- Agents after ($1, $2), of one account where $3 names it. Of each account $5 conversations are looked at, and $5 stale
+-- prompts, each of the agent that it names itself.
 with shown as (
     select uri, did, rkey, name, model, created_at from letta.agent
     where space = '' and ($1::text is null or (did, space, rkey) > ($1, '', $2::text))
@@ -75,15 +76,16 @@ with shown as (
     order by did, space, rkey limit $4
 )
 select s.uri, s.did, s.rkey, left(s.name, 200) as name, left(s.model, 100) as model, s.created_at,
-    n.conversations, n.stale, n.looked_at = $5 as at_least
+    n.conversations, n.looked_at = $5 as at_least, p.stale, p.looked_at = $5 as stale_at_least
 from shown s
 left join lateral (
-    select count(*) as looked_at, count(*) filter (where c.agent = s.uri) as conversations,
-        count(*) filter (where c.agent = s.uri and (
-            select p.freshness from letta.compiled_prompt p where p.did = s.did and p.space = '' and p.rkey = c.rkey
-        ) = 'stale') as stale
+    select count(*) as looked_at, count(*) filter (where c.agent = s.uri) as conversations
     from (select rkey, agent from letta.conversation_all where did = s.did and space = '' order by rkey desc limit $5) c
 ) n on true
+left join lateral (
+    select count(*) as looked_at, count(*) filter (where c.agent = s.uri) as stale
+    from (select rkey, agent from letta.stale_prompt where did = s.did and space = '' order by rkey desc limit $5) c
+) p on true
 order by s.did, s.rkey;
 
 -- name: page_agent
@@ -93,21 +95,32 @@ select uri, did, rkey, cid, rev, left(name, 200) as name, left(model, 100) as mo
 from letta.agent where did = $1 and space = '' and rkey = $2;
 
 -- name: page_conversations
--- The conversations of an account, the newest keys first, from below $2; of one agent where $3 names it.
-with shown as (
-    select rkey, agent, title, role, hidden, created_at from letta.conversation_all
-    where did = $1 and space = '' and ($2::text is null or rkey < $2) and ($3::text is null or agent = $3)
-    order by rkey desc limit $4
+-- The conversations of an account, the newest keys first, from below $2; of one agent where $3 names it. So are prompts
+-- without a record of their conversation: each belongs to the agent that it names itself.
+with named as (
+    (select rkey from letta.conversation_all
+        where did = $1 and space = '' and ($2::text is null or rkey < $2) and ($3::text is null or agent = $3)
+        order by rkey desc limit $4)
+    union
+    (select rkey from letta.compiled_prompt
+        where did = $1 and space = '' and ($2::text is null or rkey < $2) and ($3::text is null or agent = $3)
+        order by rkey desc limit $4)
+), shown as (
+    select rkey from named order by rkey desc limit $4
 )
-select s.rkey, left(s.agent, 400) as agent, left(s.title, 200) as title, left(s.role, 40) as role, s.hidden,
-    s.created_at, p.freshness, p.stale_reasons, p.compiled_at,
+select s.rkey, left(coalesce(p.agent, c.agent), 400) as agent, left(c.title, 200) as title, left(c.role, 40) as role,
+    c.hidden, c.rkey is not null as recorded, c.created_at, p.freshness, p.stale_reasons, p.compiled_at,
     (select left(a.name, 200) from letta.agent a
-        where a.did = split_part(s.agent, '/', 3) collate "C" and a.space = ''
-            and a.rkey = split_part(s.agent, '/', 5) collate "C" and a.uri = s.agent) as agent_name
+        where a.did = split_part(coalesce(p.agent, c.agent), '/', 3) collate "C" and a.space = ''
+            and a.rkey = split_part(coalesce(p.agent, c.agent), '/', 5) collate "C" and a.uri = coalesce(p.agent, c.agent)
+    ) as agent_name
 from shown s
 left join lateral (
-    select freshness, stale_reasons, compiled_at from letta.compiled_prompt
-    where did = $1 and space = '' and rkey = s.rkey limit 1) p on true
+    select rkey, agent, title, role, hidden, created_at from letta.conversation_all
+    where did = $1 and space = '' and rkey = s.rkey limit 1) c on true
+left join lateral (
+    select agent, freshness, stale_reasons, compiled_at from letta.compiled_prompt
+    where did = $1 and space = '' and rkey = s.rkey and ($3::text is null or agent = $3) limit 1) p on true
 order by s.rkey desc;
 
 -- name: page_prompt

@@ -16,7 +16,7 @@ from indexer.store import pages
 from indexer.store.pages import Pages
 from tests.frames import DID, account, key, rev
 from tests.indexing import Sql
-from tests.page.garden import BEDS, FORK, GARDENER, HIVES, KEEPER, LIBRARIAN, ROSA, TEO, Agent, commits
+from tests.page.garden import BEDS, FORK, GARDENER, HIVES, KEEPER, LIBRARIAN, ROSA, SEEDS, TEO, Agent, commits
 from tests.page.site import KEEPING, KINDS, Site, garden_site, served
 
 TITLES = re.compile(r'<th scope="row"><a href="([^"]*)"')
@@ -117,7 +117,7 @@ async def test_lists_are_paged_by_key(database: str, monkeypatch: pytest.MonkeyP
         assert conversations == [link("/prompt", did=ROSA, rkey=key) for key in sorted(SHOWN_OF_ROSA, reverse=True)]
 
 
-SHOWN_OF_ROSA = (BEDS, FORK, "3mzseeds22222")
+SHOWN_OF_ROSA = (BEDS, FORK, SEEDS)
 
 
 async def test_an_agent_has_its_conversations(database: str) -> None:
@@ -129,6 +129,40 @@ async def test_an_agent_has_its_conversations(database: str) -> None:
         assert "third bed" not in text
         assert text.count(">hidden</span>") == 1
         assert text.count(">stale</span>") == 1
+
+
+async def test_prompts_belong_to_the_agent_they_name(database: str) -> None:
+    """With a record of their conversation or without, or with one that names another agent: each counts, once."""
+    lone, strayed = key(7), key(8)
+    old, new = {"memfsRevision": "1"}, {"memfsRevision": "2"}
+    async with garden_site(database) as site, aiohttp.ClientSession(site.url) as client:
+        stray = KEEPER.prompt(strayed, 0, "08:00:00", **old)
+        await site.index.take(commits(8, KEEPER.prompt(lone, 0, "09:00:00", **old), stray))
+        await site.index.take(commits(9, Agent(TEO, "other", "Other", "x").conversation(strayed, "Not the keeper's")))
+        await site.index.take(commits(10, KEEPER.prompt(HIVES, 0, "11:00:00", **new)))
+        _, text = await fetched(client, f"/agents?of={TEO}")
+        assert re.findall(r'data-name="(Conversations|Stale prompts)"[^>]*>(?:<[^>]*>)?(\d+)', text) == [
+            ("Conversations", "1"),
+            ("Stale prompts", "2"),
+        ]
+        prompts = [link("/prompt", did=TEO, rkey=rkey) for rkey in sorted((HIVES, lone, strayed), reverse=True)]
+        for path in (link("/agent", did=TEO, rkey=KEEPER.rkey), link("/repo", did=TEO)):
+            assert [url for url in await walked(client, path) if url.startswith("/prompt")] == prompts
+            _, text = await fetched(client, path)
+            assert (text.count(">stale</span>"), text.count(">no record of it</span>")) == (2, 1)
+        _, text = await fetched(client, link("/agent", did=TEO, rkey="other"))
+        assert "Not here" in text
+
+
+async def test_evidence_leads_to_the_record_that_says_so(database: str) -> None:
+    """From a prompt, and from the list, to the agent or to the later prompt of the same agent."""
+    to_agent, to_prompt = link("/agent", did=ROSA, rkey=GARDENER.rkey), link("/prompt", did=ROSA, rkey=SEEDS)
+    async with garden_site(database) as site, aiohttp.ClientSession(site.url) as client:
+        for path, target in ((BEDS, to_agent), (FORK, to_prompt)):
+            _, text = await fetched(client, link("/prompt", did=ROSA, rkey=path))
+            assert re.findall(r'data-name="The record"><a href="([^"]*)"', unescape(text)) == [target]
+        _, text = await fetched(client, "/stale")
+        assert f'<a href="{to_prompt}">a later prompt</a>' in unescape(text)
 
 
 async def test_history_is_paged_and_any_two_compiles_compared(database: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,13 +120,18 @@ async def test_the_token_is_asked_for_as_browsers_do(database: str) -> None:
         assert [url for url in visit.requested if token in url] == []
 
 
+CELLS = ".wide:not(:has(.difference)), table:not(.difference) :is(caption, tbody th, td)"
+CUT = "all => all.filter(one => one.scrollWidth > one.clientWidth).map(one => one.outerHTML)"
+
+
 async def test_keyboard_and_small_screens(database: str) -> None:
-    """The first tab stop leads past the navigation, and on a telephone nothing is wider than the screen."""
+    """The first tab stop leads past the navigation, and on a telephone nothing is wider than the screen or cut off."""
     async with garden_site(database) as site, visiting() as visit:
         await visit.page.set_viewport_size({"width": 360, "height": 640})
         for path in (*KINDS.values(), link("/prompt", did=ROSA, rkey=BEDS)):
             await visit.page.goto(site.url + path)
             width = await visit.page.locator("html").evaluate("one => one.scrollWidth")
             assert width <= 360, path
+            assert await visit.page.locator(CELLS).evaluate_all(CUT) == [], path
         await visit.page.keyboard.press("Tab")
         assert await visit.page.locator(":focus").inner_text() == "Skip to the content"

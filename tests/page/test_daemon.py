@@ -13,7 +13,7 @@ import pytest
 from tests.daemon_process import DaemonProcess, command, daemon, eventually
 
 TOKEN = "correct-horse-battery"
-LINK = re.compile(r'href="(/prompt\?[^"]*)"')
+LINK = re.compile(r'<th scope="row"><a href="(/prompt\?[^"]*)"')
 
 
 def arguments(database: str, capture: Path) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.page.shown import agent_link, ago, clock, environment, grouped, link, size, up_to, visible
-from tests.frames import AGENT, CONVERSATION, DID, uri
+from indexer.page.shown import agent_link, ago, clock, environment, grouped, link, record_link, size, up_to, visible
+from tests.frames import AGENT, CONVERSATION, DID, PROMPT, uri
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -56,8 +56,9 @@ def test_templates_escape(text: str) -> None:
 
 
 def test_links_are_the_pages_own() -> None:
-    """Only a public agent's URI becomes a link, and that to the page; no other scheme, space or collection does."""
-    assert agent_link(uri(AGENT, "a~b")) == link("/agent", did=DID, rkey="a~b")
+    """Only the URI of a public agent or prompt becomes a link, and that to the page; a prompt is linked as no agent."""
+    assert agent_link(uri(AGENT, "a~b")) == record_link(uri(AGENT, "a~b")) == link("/agent", did=DID, rkey="a~b")
+    assert (agent_link(uri(PROMPT, "a")), record_link(uri(PROMPT, "a"))) == ("", link("/prompt", did=DID, rkey="a"))
     for other in (
         None,
         1,
@@ -68,7 +69,7 @@ def test_links_are_the_pages_own() -> None:
         f"at://alice.test/{AGENT}/a",
         f"at://{DID}/space/com.example.space/self/{DID}/{AGENT}/a",
     ):
-        assert agent_link(other) == ""
+        assert agent_link(other) == record_link(other) == ""
 
 
 def test_parts_of_links_are_quoted() -> None:
