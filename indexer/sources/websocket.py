@@ -1,9 +1,10 @@
 """A WebSocket that hands over frames in bulk; the only module that knows the library ``websockets``.
 
-What the library does: handshake, TLS, proxies, parsing, limits, keepalive, closing. What is done here: frames are
-collected where they are parsed and handed over as one list, which saves the library's queue and a coroutine a frame;
-what waits to be taken is bounded in bytes, not in frames, so that a peer with large frames can't fill the memory;
-and every way to fail becomes a ``SourceLost`` with its reason.
+What the library does: handshake, TLS, proxies, limits, keepalive, closing, and parsing, except for what nearly all
+frames are: a whole message that came in one read is cut off here, which costs a tenth. What else is done here: frames
+are handed over as one list, which saves the library's queue and a coroutine a frame; what waits to be taken is bounded
+in bytes, not in frames, so that a peer with large frames can't fill the memory; and every way to fail becomes a
+``SourceLost`` with its reason.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from websockets.protocol import OPEN, Event
 
 from indexer.errors import SourceBroken, SourceError, SourceLost
 from indexer.sources.base import ReconnectReason
+from indexer.sources.header import ENDLESS, MESSAGES, payload_bounds
 
 BUFFER_BYTES = 1024 * 1024
 """Reading stops while more than this waits to be taken; one read and one frame may come on top."""
@@ -47,7 +49,6 @@ _CLOSE_REASONS = {  # how the reference server words its close frames
     "ConsumerTooSlow": ReconnectReason.CONSUMER_TOO_SLOW,
     "FutureCursor": ReconnectReason.FUTURE_CURSOR,
 }
-_BINARY = Opcode.BINARY
 _DATA = (Opcode.BINARY, Opcode.TEXT, Opcode.CONT)
 _FAULTS = (CloseCode.PROTOCOL_ERROR, CloseCode.UNSUPPORTED_DATA, CloseCode.INVALID_DATA)
 
@@ -93,7 +94,7 @@ async def connect(url: str, *, name: str, user_agent: str, timeout: float, max_f
     except (WebSocketException, OSError, UnicodeError, ImportError) as exc:
         raise _not_connected(name, exc) from exc
     assert isinstance(connection, FrameConnection)
-    connection.name = name
+    connection.name, connection.limit = name, max_frame_bytes
     return connection
 
 
@@ -103,9 +104,13 @@ class FrameConnection(ClientConnection):
     def __init__(self, protocol: ClientProtocol, **settings: Any) -> None:
         super().__init__(protocol, **settings)
         self.name = ""
+        self.limit = 0  # bytes of a message cut off here; longer ones are the library's to take or refuse
+        self._answer: bytes | None = b""  # the last bytes of the handshake's answer, None once it is whole
+        self._theirs = 0  # bytes up to the end of the frame that the library is reading
+        self._rest = b""  # the beginning of a frame's header
         self._frames: list[bytes] = []
         self._held = 0  # bytes that _frames take
-        self._fragments = bytearray()
+        self._fragments: bytearray | None = None  # of a message that isn't whole
         self._held_back = False  # reading is stopped
         self._leaving = False
         self._lost: SourceLost | None = None
@@ -167,7 +172,7 @@ class FrameConnection(ClientConnection):
 
     def data_received(self, data: bytes) -> None:
         """Parse what was read, then stop reading if enough is held."""
-        super().data_received(data)
+        self._cut(data if self._answer is None else self._after_handshake(data))
         if self._held > BUFFER_BYTES and not self._held_back and not self.transport.is_closing():
             self._held_back = True
             self.transport.pause_reading()
@@ -176,17 +181,62 @@ class FrameConnection(ClientConnection):
         if self._frames or self.protocol.state is not OPEN:
             self._wake()
 
+    def _after_handshake(self, data: bytes) -> bytes:
+        """Give the library the answer to the handshake, which ends at its first blank line, and return what follows."""
+        assert self._answer is not None
+        seen = self._answer + data
+        _, blank, after = seen.partition(b"\r\n\r\n")
+        self._answer = None if blank else seen[-3:]
+        super().data_received(data[: len(data) - len(after)])
+        return after
+
+    def _cut(self, data: bytes) -> None:
+        """Keep the messages that are whole in what was read; give the library every other frame, each to its end.
+
+        So it is at the beginning of a frame whenever we are, and frames stay in order. A frame that breaks the rules
+        has no end, nor has what comes once the connection is closing: the library decides what becomes of them.
+        """
+        data, self._rest = self._rest + data, b""
+        at = 0
+        while (at := self._keep_whole(data, at)) < len(data):
+            if self.protocol.state is not OPEN:
+                self._theirs = ENDLESS
+            elif not self._theirs:
+                start, stop = payload_bounds(data, at)
+                if start > len(data):
+                    self._rest = data[at:]
+                    return
+                self._theirs = stop - at
+            part = data[at : at + self._theirs]
+            self._theirs -= len(part)
+            at += len(part)
+            super().data_received(part)
+
+    def _keep_whole(self, data: bytes, at: int) -> int:
+        """Keep the whole messages from ``at`` on and return where anything else begins. Runs for every frame."""
+        if self._theirs or self._fragments is not None or self.protocol.state is not OPEN:
+            return at
+        keep, limit, end = self._frames.append, self.limit, len(data)
+        while True:
+            start, stop = payload_bounds(data, at)
+            if stop > end or stop - start > limit or data[at] not in MESSAGES:
+                return at
+            keep(data[start:stop])
+            self._held += stop - start + FRAME_COST
+            at = stop
+
     def process_event(self, event: Event) -> None:
         """Keep data frames; leave the handshake and control frames to the library."""
-        if isinstance(event, Frame) and event.opcode is _BINARY and event.fin:
+        if not (isinstance(event, Frame) and event.opcode in _DATA):
+            super().process_event(event)
+        elif event.fin and self._fragments is None:
             self._keep(bytes(event.data))
-        elif isinstance(event, Frame) and event.opcode in _DATA:
+        else:
+            self._fragments = self._fragments or bytearray()
             self._fragments += event.data
             if event.fin:
-                message, self._fragments = bytes(self._fragments), bytearray()
+                message, self._fragments = bytes(self._fragments), None
                 self._keep(message)
-        else:
-            super().process_event(event)
 
     def _keep(self, frame: bytes) -> None:
         if not self._leaving:
