@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from itertools import chain
 
-import asyncpg
-
-from indexer.batch import key_of
 from indexer.model import COMPILED_PROMPT, AccountChange, Want, WantReason
 from indexer.store.chain import ASKED
-from indexer.store.context import Context, columns, did_of, short_keys
+from indexer.store.context import Context, columns
 from indexer.store.rows import note_deleted, require_locks
 from indexer.store.statements import HISTORY_TABLES, RECORD_TABLES
-from indexer.syntax import LAST_TID
+from indexer.syntax import LAST_TID, parse_record_uri
 
 
 async def lock(context: Context, more: set[str]) -> None:
@@ -21,32 +18,26 @@ async def lock(context: Context, more: set[str]) -> None:
     Handles are written, and hidden accounts checked after a loss, where the account is there: none is made for them.
     """
     batch = context.batch
-    context.locked = batch.dids() | more | {did_of(uri) for uri in await _agents(context)}
+    context.locked = batch.dids() | more | await _dids_of_agents(context)
     lost = any(not want.did for want in batch.wants)
     await context.execute("lock_accounts", list(context.locked), list(batch.handles), lost)
 
 
-async def _agents(context: Context) -> list[str]:
-    """The agents that the batch's prompts name, and those they name until now."""
+async def _dids_of_agents(context: Context) -> set[str]:
+    """The accounts of the agents that the batch's prompts name; those they name until now turn out under the locks."""
     batch = context.batch
-    prompts = {key for key in batch.deletes if key.collection == COMPILED_PROMPT}
-    references = set()
     proposed = (change for proposal in batch.proposals for change in proposal.changes)
-    async for change in context.paced(chain(batch.puts.values(), proposed)):
-        if change.collection == COMPILED_PROMPT:
-            prompts.add(key_of(change))
-            if change.record is not None and change.record.agent is not None:
-                references.add(change.record.agent)
-    if not prompts:
-        return []
-    rows = await context.fetch("agents_of_prompts", *short_keys(prompts), list(references))
-    return [row["agent_uri"] for row in rows if row["agent_uri"]]
+    references = {
+        change.record.agent
+        async for change in context.paced(chain(batch.puts.values(), proposed))
+        if change.collection == COMPILED_PROMPT and change.record is not None and change.record.agent is not None
+    }
+    return {uri.did for uri in map(parse_record_uri, references) if uri is not None}
 
 
 async def update_accounts(context: Context) -> None:
     """Bring account states up to the batch's, purge what it purges, and note what else is known of them."""
-    batch = context.batch
-    states = {row["did"]: row for row in await context.fetch("account_states", list(batch.dids()))}
+    batch, states = context.batch, context.states
     context.purged_revs = {did: row["purged_rev"] for did, row in states.items()}
     context.forgotten = {did for did, row in states.items() if row["forgotten"]}
     news = [
@@ -60,15 +51,15 @@ async def update_accounts(context: Context) -> None:
     context.away = {did for did, row in states.items() if not row["active"]}
     for change in news:
         (context.away.discard if change.active else context.away.add)(change.did)
-    _note_returns([change for change in news if change.confirm], states, context)
+    _note_returns([change for change in news if change.confirm], context)
     await _purge(context, {c.did: c.purge_rev for c in batch.accounts.values() if c.purge_rev})
 
 
-def _note_returns(news: list[AccountChange], states: dict[str, asyncpg.Record], context: Context) -> None:
+def _note_returns(news: list[AccountChange], context: Context) -> None:
     """What comes back is fetched anew; of what goes away the account's own host is asked."""
     context.doubted.update(change.did for change in news if not change.active)
     for change in news:
-        if change.active and states[change.did]["hidden"] and (change.did, "") in context.before:
+        if change.active and context.states[change.did]["hidden"] and (change.did, "") in context.before:
             context.wants.append(Want(change.did, WantReason.RETURNED))
 
 

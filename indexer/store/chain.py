@@ -31,15 +31,13 @@ NOTHING = Head("", None)
 async def decide(context: Context) -> None:
     """Admit the changes of the proposals that continue what is held; the others wait. Needs the account locks."""
     batch = context.batch
-    states = {row["did"]: row for row in await context.fetch("repo_states", list(batch.dids())) if not row["space"]}
-    context.snapshot_revs = {did: row["snapshot_rev"] for did, row in states.items()}
     proposals: defaultdict[str, list[Proposal]] = defaultdict(list)
     for proposal in batch.proposals:
         if proposal.did in context.forgotten:
             context.applied.dropped[Reason.FORGOTTEN] += 1
         else:
             proposals[proposal.did].append(proposal)
-    known = {did: Head(row["rev"], row["data_cid"]) for did, row in states.items()}
+    known = {did: Head(*head) for did, head in context.known.items()}
     moved: dict[str, Head] = {}
     for did, group in proposals.items():
         held = context.held[did] = known.get(did, NOTHING)

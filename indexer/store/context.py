@@ -87,6 +87,7 @@ class Context:
     now: datetime
     applied: Applied = field(default_factory=Applied)
     locked: set[str] = field(default_factory=set)
+    states: dict[str, asyncpg.Record] = field(default_factory=dict)  # accounts as they were, by DID
     purged_revs: dict[str, str] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
     away: set[str] = field(default_factory=set)  # accounts that aren't active
@@ -95,7 +96,8 @@ class Context:
     kept: dict[Key, asyncpg.Record] = field(default_factory=dict)  # rows as they were
     before: dict[tuple[str, str], Share] = field(default_factory=dict)  # by repository
     after: defaultdict[tuple[str, str], Share] = field(default_factory=lambda: defaultdict(Share))
-    held: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # proven rev and tree of a repo before
+    known: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # proven rev and tree of public repositories
+    held: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # the same, of those that proposals are of
     snapshot_revs: dict[str, str] = field(default_factory=dict)
     settled: list[Proposal] = field(default_factory=list)  # proposals that were applied or had nothing to add
     waiting: list[Undecided] = field(default_factory=list)

@@ -26,31 +26,23 @@ order by did collate "C"
 on conflict (did) do update set did = excluded.did where false;
 
 -- name: account_states
-select did, active, status, status_time, hidden, purged_rev, forgotten
-from letta_store.account where did = any($1::text[]);
+-- What is known of these accounts: a row for each of their repositories, or one without any (space is null).
+select a.did, a.active, a.status, a.status_time, a.hidden, a.purged_rev, a.forgotten,
+    r.space, r.records, r.bytes, r.marks, r.rev, r.data_cid, r.snapshot_rev
+from letta_store.account a left join letta_store.repo r on r.did = a.did
+where a.did = any($1::text[]);
 
--- name: repo_sizes
-select did, space, records, bytes, marks from letta_store.repo where did = any($1::text[]);
-
--- name: agents_of_prompts
--- The agents that these prompts name now, and those that these references would name; null where none is named.
-select p.agent_uri
-from unnest($1::text[], $2::text[], $3::text[]) as k (did, space, rkey)
-join letta_store.compiled_prompt p on p.did = k.did and p.space = k.space and p.rkey = k.rkey
-union
-select uri from (select letta_store.record_uri(reference) as uri from unnest($4::text[]) as r (reference) offset 0) named;
-
--- name: tombstones
-select t.did, t.space, t.collection, t.rkey, t.rev, t.proven
+-- name: kept_rows
+-- What is there of these keys: rows, and tombstones (cid is null).
+select r.did, r.space, r.collection, r.rkey, r.rev, r.proof is not null as proven, r.cid, r.size, r.uri, {shown}
+from unnest($1::text[], $2::text[], $3::text[], $4::text[]) as k (did, space, collection, rkey)
+join letta_store.{table} r
+    on r.did = k.did and r.space = k.space and r.collection = k.collection and r.rkey = k.rkey
+union all
+select t.did, t.space, t.collection, t.rkey, t.rev, t.proven, null, null, null, {not_shown}
 from unnest($1::text[], $2::text[], $3::text[], $4::text[]) as k (did, space, collection, rkey)
 join letta_store.tombstone t
     on t.did = k.did and t.space = k.space and t.collection = k.collection and t.rkey = k.rkey;
-
--- name: kept_rows
-select r.did, r.space, r.collection, r.rkey, r.cid, r.rev, r.proof is not null as proven, r.size, r.uri, {shown}
-from unnest($1::text[], $2::text[], $3::text[], $4::text[]) as k (did, space, collection, rkey)
-join letta_store.{table} r
-    on r.did = k.did and r.space = k.space and r.collection = k.collection and r.rkey = k.rkey;
 
 -- name: put_tombstones
 insert into letta_store.tombstone as kept (did, space, collection, rkey, rev, proven)
@@ -371,10 +363,6 @@ select uri, agent, conversation, stale_reasons, stale_since, evidence
 from letta.stale_prompt order by stale_since, uri;
 
 -- Chains, pending and wants.
-
--- name: repo_states
-select did, space, rev, data_cid, snapshot_rev, want, want_no, wanted_rev, records, bytes
-from letta_store.repo where did = any($1::text[]);
 
 -- name: put_heads
 -- The last proven state of each repository, as of the commits that continue it.

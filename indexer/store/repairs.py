@@ -190,7 +190,7 @@ class Repairs:
         """Take all of an account at or below a rev away; None, and nothing, if its state isn't what was checked."""
 
         async def before(context: Context) -> None:
-            (state,) = await context.fetch("account_states", [check.did])
+            state = (await context.fetch("account_states", [check.did]))[0]
             if (state["status"], state["status_time"]) != (check.status, check.status_time):
                 raise ClaimLostError
 

@@ -30,24 +30,27 @@ def require_locks(context: Context, prompts: Iterable[asyncpg.Record]) -> None:
         raise LocksMissedError(missed)
 
 
-async def read_counts(context: Context) -> None:
-    """How much each repository of the batch holds."""
-    for row in await context.fetch("repo_sizes", list(context.batch.dids())):
+async def read_states(context: Context, dids: Iterable[str]) -> None:
+    """What is known of these accounts, how far each of their repositories is proven, and how much it holds."""
+    for row in await context.fetch("account_states", list(dids)):
+        context.states[row["did"]] = row
         repo = row["did"], row["space"]
-        context.before[repo] = Share(row["records"], row["bytes"], row["marks"])
-        context.after[repo] = replace(context.before[repo])
+        if row["space"] is not None and repo not in context.before:
+            context.before[repo] = Share(row["records"], row["bytes"], row["marks"])
+            context.after[repo] = replace(context.before[repo])
+        if row["space"] == "":
+            context.known[row["did"]] = row["rev"], row["data_cid"]
+            context.snapshot_revs[row["did"]] = row["snapshot_rev"]
 
 
 async def read_rows(context: Context) -> None:
     """Tombstones and rows of the batch's keys. Raises LocksMissedError."""
-    keys = list({*context.batch.puts, *context.batch.deletes})
-    if not keys:
-        return
-    for row in await context.run("tombstones", keys):
-        context.tombstones[key_in(row)] = Order(row["rev"], row["proven"])
-    for table, group in by_table(keys).items():
+    for table, group in by_table({*context.batch.puts, *context.batch.deletes}).items():
         for row in await context.run("kept_rows", group, table=table):
-            context.kept[key_in(row)] = row
+            if row["cid"] is None:
+                context.tombstones[key_in(row)] = Order(row["rev"], row["proven"])
+            else:
+                context.kept[key_in(row)] = row
     require_locks(context, (row for key, row in context.kept.items() if key.collection == COMPILED_PROMPT))
 
 
@@ -101,7 +104,7 @@ def note_deleted(context: Context, rows: Iterable[asyncpg.Record]) -> None:
 
 
 async def put(context: Context) -> dict[Key, asyncpg.Record]:
-    """Write the rows that the batch makes or changes; what is now there of them."""
+    """Write the rows that the batch makes or changes; what is now there of them. Raises LocksMissedError."""
     grouped: defaultdict[str, list[Change]] = defaultdict(list)
     async for change in context.paced(context.batch.puts.values()):
         if _admitted(context, change):
@@ -115,6 +118,7 @@ async def put(context: Context) -> dict[Key, asyncpg.Record]:
             context.applied.rows[key.collection] += 1
             if key.collection == AGENT:
                 context.agents.add(row["uri"])
+    require_locks(context, (row for key, row in written.items() if key.collection == COMPILED_PROMPT))
     return written
 
 

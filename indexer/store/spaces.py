@@ -16,10 +16,10 @@ from indexer.errors import BatchRefused, SchemaError
 from indexer.model import COMPILED_PROMPT, Change, Proof, Reason, Record
 from indexer.store.claims import drop_rows, drop_versions, rows_of
 from indexer.store.connection import fetch
-from indexer.store.context import Applied, Context, Share
+from indexer.store.context import Applied, Context
 from indexer.store.history import keep_passed, version_row
 from indexer.store.lease import Lease, hold_lease
-from indexer.store.rows import require_locks
+from indexer.store.rows import read_states, require_locks
 from indexer.store.statements import HISTORY_TABLES, PROMPTS, RECORD_TABLES, statement
 from indexer.store.writer import Step, transact
 from indexer.syntax import LAST_TID
@@ -216,11 +216,7 @@ async def _hold_state(context: Context, state: SpaceState) -> None:
     rows = await context.fetch("space_state", state.did, state.space)
     if known["forgotten"] or (rows[0]["rev"] if rows else "") != state.rev:
         raise StateMovedError
-    for row in await context.fetch("repo_sizes", [state.did]):
-        repo = row["did"], row["space"]
-        if repo not in context.before:
-            context.before[repo] = Share(row["records"], row["bytes"], row["marks"])
-            context.after[repo] = replace(context.before[repo])
+    await read_states(context, [state.did])
 
 
 async def _delete(context: Context, move: Move) -> None:

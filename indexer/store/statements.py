@@ -56,12 +56,14 @@ def statement(name: str, table: str | None = None) -> str:
         raise KeyError(table)
     key = key_columns(table)
     facts = FACTS.get(table, {})
+    shown = COMPARED if table == PROMPTS else "null as agent_uri"
     parts = {
         "table": table,
         "key": ", ".join(key),
         "after": ", ".join(f"${2 + n}" for n in range(len(key))),
         "prompt": "r.agent_uri, r.compiled_at" if table == PROMPTS else "null as agent_uri, null as compiled_at",
-        "shown": COMPARED if table == PROMPTS else "null as agent_uri",
+        "shown": shown,
+        "not_shown": ", ".join("null" for _ in shown.split(",")),
         "facts": "".join(f", {name}" for name in facts),
         "fact_arrays": "".join(f", ${14 + n}::{kind}[]" for n, kind in enumerate(facts.values())),
         "new_facts": "".join(f", {name} = excluded.{name}" for name in facts),

@@ -21,7 +21,7 @@ from indexer.store.connection import Connection
 from indexer.store.context import Applied, Context, Limits, Pair, columns, short_key_in
 from indexer.store.history import remember
 from indexer.store.lease import Lease, hold_lease
-from indexer.store.rows import LocksMissedError, delete, put, read_counts, read_rows, write_counts
+from indexer.store.rows import LocksMissedError, delete, put, read_rows, read_states, write_counts
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ async def transact(
 
 
 async def _index(context: Context, before: Step[None] | None) -> None:
-    await read_counts(context)
+    await read_states(context, context.batch.dids())
     await update_accounts(context)
     await decide(context)
     if before is not None:
