@@ -92,6 +92,7 @@ class Pipeline:
         self._tries = tries
         self._rows, self._full, self._room = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._room.set()
+        self._begun = 0.0  # when the batch got its first row, by the event loop's clock
         self._writing = asyncio.Lock()
         self._unwritten: Unwritten | None = None  # what is being written, or was when the writer was cut off
         self._complaints = OncePer(10.0, monotonic)
@@ -116,8 +117,9 @@ class Pipeline:
 
     async def noted(self) -> None:
         """Called after each addition to the batch: wakes the writer, and waits while the batch is full."""
-        if self.batch.rows:
+        if self.batch.rows and not self._rows.is_set():
             self._rows.set()
+            self._begun = asyncio.get_running_loop().time()
         if self.batch.rows >= self._batch_rows or self.batch.size >= self._batch_bytes:
             self._full.set()
             self._room.clear()
@@ -131,7 +133,7 @@ class Pipeline:
                     await self._rows.wait()
             if self._rows.is_set():
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(self._batch_age):
+                    async with asyncio.timeout_at(self._begun + self._batch_age):
                         await self._full.wait()
             await self.flush()
 
