@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -14,7 +14,7 @@ import asyncpg
 from indexer.batch import Batch, Key, Order
 from indexer.model import Proposal, Reason, Undecided, Want
 from indexer.store.connection import Connection
-from indexer.store.statements import planned_anew, statement, table_of
+from indexer.store.statements import as_lines, line_parameters, planned_anew, statement, table_of
 
 MAX_PAYLOAD = 7_900  # bytes; NOTIFY ends at 8,000
 PART_ROWS, PART_BYTES = 1_000, 8 << 20  # of what one statement is given: a snapshot may have a hundred times as much
@@ -113,12 +113,12 @@ class Context:
     async def fetch(self, name: str, *args: Any, table: str | None = None) -> list[asyncpg.Record]:
         """Run a named statement and return its rows."""
         await self._plan(name)
-        return await self.connection.fetch(statement(name, table), *args)
+        return await self.connection.fetch(statement(name, table), *_passed(args, line_parameters(name, table)))
 
     async def execute(self, name: str, *args: Any, table: str | None = None) -> None:
         """Run a named statement for what it does."""
         await self._plan(name)
-        await self.connection.execute(statement(name, table), *args)
+        await self.connection.execute(statement(name, table), *_passed(args, line_parameters(name, table)))
 
     async def _plan(self, name: str) -> None:
         """Have deletes and updates planned for the keys at hand, and all else as it always is."""
@@ -189,6 +189,11 @@ class Context:
             payload = json.dumps({"event": event, **facts})
             if len(payload) <= MAX_PAYLOAD:
                 self.news.append(payload)
+
+
+def _passed(args: Sequence[Any], lines: Container[int]) -> Sequence[Any]:
+    """The arguments of a statement as it wants them."""
+    return [as_lines(arg) if number in lines else arg for number, arg in enumerate(args, 1)] if lines else args
 
 
 def columns(rows: Iterable[Sequence[Any]], width: int = 0) -> list[list[Any]]:

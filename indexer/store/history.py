@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 import asyncpg
 
@@ -21,13 +21,13 @@ async def remember(context: Context, written: dict[Key, asyncpg.Record]) -> None
         _compare(context, key, row)
     passed = [
         version_row(key, change.rev, change.cid, record)
-        async for key, change, record in context.paced(_versions(context, COMPILED_PROMPT))
-        if not (key in written and change is context.batch.puts[key]) and _has_room(context, key)
+        async for key, change, record in context.paced(_versions(context, COMPILED_PROMPT, written))
+        if _has_room(context, key)
     ]
     await keep_passed(context, passed)
     versions = [
         (*short_key(key), change.rev, change.cid, record.value)
-        async for key, change, record in context.paced(_versions(context, CONVERSATION))
+        async for key, change, record in context.paced(_versions(context, CONVERSATION, ()))
         if _has_room(context, key)
     ]
     context.mark(await context.run("put_conversation_versions", versions, heavy=5), 1)
@@ -53,9 +53,13 @@ def _has_room(context: Context, key: Key) -> bool:
     return False
 
 
-def _versions(context: Context, collection: str) -> Iterator[tuple[Key, Change, Record]]:
+def _versions(context: Context, collection: str, written: Container[Key]) -> Iterator[tuple[Key, Change, Record]]:
+    """The versions of the batch that nothing known takes away, but for those that are rows ``written``."""
+    puts = context.batch.puts
     for (key, _, _), change in context.batch.versions.items():
-        if key.collection == collection and change.record and context.survives(key, order_of(change)):
+        if key.collection != collection or (key in written and change is puts[key]):
+            continue
+        if change.record and context.survives(key, order_of(change)):
             yield key, change, change.record
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from indexer.errors import BatchRefused
 from indexer.model import AGENT, COMPILED_PROMPT, CONVERSATION, MESSAGE
 
 OTHER = "other_record"
@@ -26,6 +28,11 @@ FACTS = {
     },
     "agent": {"system_sha256": "text"},
 }
+# How an array of texts is passed as one: a line each, after an empty one, or a single empty text would be none at all.
+NULL_LINE = "\x01"
+_LINES = re.compile(r"\$(\d+)::lines")
+_AS_ARRAY = r"(string_to_array($\1, E'\\n', E'\\x01'))[2:]"
+
 COMPARED = "agent, agent_uri, compiled_at, content_sha256, core_memory_sha256, memfs_revision"
 
 
@@ -49,6 +56,27 @@ def _named() -> dict[str, str]:
 @cache
 def statement(name: str, table: str | None = None) -> str:
     """One statement, ready to run. Raises KeyError for a name or a table that does not exist."""
+    return _LINES.sub(_AS_ARRAY, _filled_in(name, table))
+
+
+@cache
+def line_parameters(name: str, table: str | None = None) -> frozenset[int]:
+    """The numbers of a statement's parameters that are texts passed as lines (:func:`as_lines`)."""
+    return frozenset(int(number) for number in _LINES.findall(_filled_in(name, table)))
+
+
+def as_lines(texts: Sequence[str | None]) -> str:
+    """Texts as one, a line each. Raises BatchRefused for one with a line break: no key and no JSON of ours has any."""
+    try:
+        lines = "".join(["\n" + (NULL_LINE if text is None else text) for text in texts])
+    except TypeError:
+        raise BatchRefused("the data holds something else where a text has to be") from None
+    if lines.count("\n") != len(texts):
+        raise BatchRefused("the data holds a line break where none can be")
+    return lines
+
+
+def _filled_in(name: str, table: str | None) -> str:
     text = _named()[name]
     if table is None:
         return text
@@ -65,7 +93,9 @@ def statement(name: str, table: str | None = None) -> str:
         "shown": shown,
         "not_shown": ", ".join("null" for _ in shown.split(",")),
         "facts": "".join(f", {name}" for name in facts),
-        "fact_arrays": "".join(f", ${14 + n}::{kind}[]" for n, kind in enumerate(facts.values())),
+        "fact_arrays": "".join(
+            f", ${14 + n}::{'lines' if kind == 'text' else f'{kind}[]'}" for n, kind in enumerate(facts.values())
+        ),
         "new_facts": "".join(f", {name} = excluded.{name}" for name in facts),
     }
     return re.sub(r"\{(\w+)\}", lambda match: parts[match[1]], text)

@@ -36,6 +36,7 @@ REFUSED: dict[str, str | int] = {
     "a raw U+0000": f'{{"a": "{SECRET}\0"}}',
     "nested beyond the stack": "[" * 200_000,
     "no text at all": 7,
+    "a line break": f'{{"a":\n"{SECRET}"}}',
 }
 
 
