@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
@@ -41,6 +43,11 @@ class Parts:
     metrics: Metrics
     pipeline: Pipeline
     intake: Intake
+
+    def server_time(self) -> float:
+        """Seconds of processor time that the writer's process of the server, which is on this machine, has taken."""
+        fields = Path(f"/proc/{self.store._processes['write']}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def check(self, last: int) -> None:
         """Raise unless everything up to ``last`` was committed and nothing was dropped: a figure has to be of work."""
