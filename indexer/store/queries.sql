@@ -208,7 +208,7 @@ from (
     from (
         select did, space, agent_uri, string_to_array(rkeys, ' ') as rkeys, whole, was_at is not null as was_dated,
             coalesce(was_at, '-infinity') as was_at, was
-        from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::boolean[], $6::timestamptz[], $7::text[])
+        from unnest($1::lines, $2::lines, $3::lines, $4::lines, $5::boolean[], $6::timestamptz[], $7::lines)
             as asked (did, space, agent_uri, rkeys, whole, was_at, was)) k
     join letta_store.account x on x.did = k.did
     cross join lateral letta_store.pair_facts(x.did, k.space, k.agent_uri) f

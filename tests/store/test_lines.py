@@ -31,7 +31,7 @@ def test_a_line_break_is_refused() -> None:
 
 def test_every_parameter_is_passed_in_one_way() -> None:
     """What is passed as lines is nowhere in its statement taken for an array."""
-    for name, table in (("kept_rows", "agent"), ("put_rows", "compiled_prompt"), ("put_recompiles", None)):
+    for name, table in (("kept_rows", "agent"), ("put_rows", "compiled_prompt"), ("put_recompiles", None), ("refresh", None)):
         numbers = line_parameters(name, table)
         assert numbers
         assert not any(f"${number}::text" in _filled_in(name, table) for number in numbers)

@@ -24,7 +24,8 @@ def by_key() -> list[tuple[str, str | None]]:
     for name, table in product(statement_names(), (None, *RECORD_TABLES, *HISTORY_TABLES)):
         template = statement(name) if table is None else statement(name, table)
         several = "{" in statement(name)
-        if "unnest($1" in template and several == (table is not None) and not planned_anew(name) and name not in OTHERS:
+        is_by_key = re.search(r"unnest\((\(string_to_array\()?\$1", template) is not None
+        if is_by_key and several == (table is not None) and not planned_anew(name) and name not in OTHERS:
             found.append((name, table))
     return [(name, table) for name, table in found if table is None or table in RECORD_TABLES]
 
