@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 import typer
 
-from indexer.cli import DATABASE, DONE, FOUND, UNASKED, USAGE, app
+from indexer.cli import DATABASE, DONE, FOUND, USAGE, app
 from indexer.config import render_settings_table
 from indexer.metrics import metrics_table
 from tests.daemon_process import command as called
@@ -126,10 +126,10 @@ def test_every_command_is_described() -> None:
 
 def test_exit_codes_are_those_of_the_code() -> None:
     """The README's exit codes are the command line's."""
-    assert (DONE, FOUND, USAGE, DATABASE, UNASKED) == (0, 1, 2, 3, 4)
+    assert (DONE, FOUND, USAGE, DATABASE) == (0, 1, 2, 3)
     told = re.search(r"Exit codes: (.*?)\n\n", page("README.md"), re.DOTALL)
     assert told is not None
-    assert re.findall(r"\*\*(\d)\*\*", told[1]) == ["0", "1", "2", "3", "4"]
+    assert re.findall(r"\*\*(\d)\*\*", told[1]) == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from indexer.errors import BatchRefused
-from indexer.store.statements import NULL_LINE, _filled_in, as_lines, line_parameters, statement
+from indexer.store.statements import NULL_LINE, PROMPTS, _filled_in, as_lines, line_parameters, statement
 from tests.indexing import Sql
 
 LINE = st.text(st.characters(exclude_characters="\n\0", exclude_categories=["Cs"]), max_size=5)
@@ -31,7 +31,7 @@ def test_a_line_break_is_refused() -> None:
 
 def test_every_parameter_is_passed_in_one_way() -> None:
     """What is passed as lines is nowhere in its statement taken for an array."""
-    for name, table in (("kept_rows", "agent"), ("put_rows", "compiled_prompt"), ("put_recompiles", None), ("refresh", None)):
+    for name, table in (("kept_rows", "agent"), ("put_rows", PROMPTS), ("put_recompiles", None), ("refresh", None)):
         numbers = line_parameters(name, table)
         assert numbers
         assert not any(f"${number}::text" in _filled_in(name, table) for number in numbers)
