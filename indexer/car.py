@@ -9,11 +9,10 @@ that a commit pays for the few blocks it needs only.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 from indexer.cbor import CID_BYTES, CID_KINDS, cid_text
 from indexer.errors import Rejected
-from indexer.model import Reason
+from indexer.model import Reason, immutable
 
 # DAG-CBOR has one encoding of a value only, so the header's bytes can be compared as they are.
 _ROOTS = b"\xa2\x65roots"
@@ -23,7 +22,7 @@ _MAX_ROOTS = 23  # what one byte of CBOR can count; AT Protocol uses one or two
 _MAX_VARINT = 9
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Car:
     """A parsed archive: at least one root, and each block's bytes under its binary CID, unverified."""
 

@@ -17,14 +17,13 @@ import hashlib
 import json
 import math
 import struct
-from dataclasses import dataclass
 from typing import Final
 
 import orjson
 from libipld import decode_dag_cbor, encode_dag_cbor, encode_multibase
 
 from indexer.errors import Rejected
-from indexer.model import Json, Reason, Violation
+from indexer.model import Json, Reason, Violation, immutable
 
 MAX_DEPTH = 128  # containers within containers
 MAX_ITEMS = 200_000  # values and keys in one record: bounds the time and the growth from one byte to a JSON value
@@ -43,7 +42,7 @@ _LINK_TAG = 42
 _json_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Decoded:
     """A record in its JSON form.
 

@@ -18,7 +18,7 @@ from indexer.car import Car, read_car
 from indexer.cbor import cid_of
 from indexer.errors import Rejected
 from indexer.keys import PublicKey
-from indexer.model import Commit, Operation, Reason, Sync
+from indexer.model import Commit, Operation, Reason, Sync, immutable
 from indexer.mst import PartialTree, encode_link, is_key
 from indexer.syntax import is_tid
 
@@ -51,7 +51,7 @@ class Failed:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SignedCommit:
     """A commit object: ``data`` is the root of the tree, ``unsigned`` the bytes that ``signature`` signs."""
 
@@ -71,7 +71,7 @@ class ProvenOperation(NamedTuple):
     block: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Proven:
     """What a verified event establishes.
 
