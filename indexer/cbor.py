@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 import struct
+from collections.abc import Iterable
 from typing import Final
 
 import orjson
@@ -85,28 +86,31 @@ def _plain_record(block: bytes) -> dict[str, Json] | None:
         return None
     try:
         data = decode_dag_cbor(block)
-        plain = type(data) is dict and _is_plain(data, 1) and encode_dag_cbor(data) == block
+        plain = isinstance(data, dict) and _is_plain(data) and encode_dag_cbor(data) == block
     except Exception:  # the decoder's own errors are of many types
         return None
     return data if plain else None
 
 
-def _is_plain(value: object, depth: int) -> bool:
+def _is_plain(container: dict[str, Json] | list[Json], depth: int = 1) -> bool:
     """Whether a value of libipld's is its own JSON form: its links and byte strings are ``bytes``, so they aren't."""
-    kind = type(value)
-    if kind is str:
-        return "\0" not in value  # type: ignore[operator]
-    if kind is int:
-        return -(1 << 63) <= value < 1 << 63  # type: ignore[operator]
-    if kind is dict:
-        return (
-            depth <= MAX_DEPTH
-            and not ("$link" in value or "$bytes" in value or "\0" in "".join(value))  # type: ignore[operator, arg-type]
-            and all(_is_plain(item, depth + 1) for item in value.values())  # type: ignore[attr-defined]
-        )
-    if kind is list:
-        return depth <= MAX_DEPTH and all(_is_plain(item, depth + 1) for item in value)  # type: ignore[attr-defined]
-    return kind is bool or value is None
+    items: Iterable[Json] = container
+    if isinstance(container, dict):
+        if "$link" in container or "$bytes" in container or "\0" in "".join(container):
+            return False
+        items = container.values()
+    for item in items:
+        if isinstance(item, str):
+            plain = "\0" not in item
+        elif isinstance(item, (dict, list)):
+            plain = depth < MAX_DEPTH and _is_plain(item, depth + 1)
+        elif isinstance(item, int):
+            plain = -(1 << 63) <= item < 1 << 63
+        else:
+            plain = item is None
+        if not plain:
+            return False
+    return True
 
 
 class _Reader:
