@@ -28,13 +28,14 @@ _RFC3339 = re.compile(
     r"([0-9]{4})-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])[Tt]([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])"
     r"(?:\.([0-9]+))?(?:[Zz]|([+-])([01][0-9]|2[0-3]):([0-5][0-9]))"
 )
-# What nearly all at-URIs and datetimes look like, told by one match: never more than the full rules allow.
-_PLAIN_AT_URI = re.compile(r"at://did:plc:[a-z2-7]{24}/[a-z]{1,40}(?:\.[a-zA-Z]{1,40}){2,5}/[A-Za-z0-9_-]{1,512}")
+# What nearly all paths, at-URIs and datetimes look like, told by one match: never more than the full rules allow.
+_PLAIN_PATH = re.compile(r"([a-z]{1,40}(?:\.[a-zA-Z]{1,40}){2,5})/([A-Za-z0-9_-]{1,512})")
+_PLAIN_AT_URI = re.compile(rf"at://did:plc:[a-z2-7]{{24}}/{_PLAIN_PATH.pattern}")
 _PLAIN_DATETIME = re.compile(
     r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?Z"
 )
 _TID_ALPHABET = "234567abcdefghijklmnopqrstuvwxyz"
-_TID_DIGITS = str.maketrans(_TID_ALPHABET, "0123456789abcdefghijklmnopqrstuv")
+_TID_DIGITS = bytes.maketrans(_TID_ALPHABET.encode(), b"0123456789abcdefghijklmnopqrstuv")
 _SPACE = "space"
 
 LAST_TID = "z" * 13  # bytewise after every TID
@@ -68,7 +69,7 @@ def is_tid(text: str) -> bool:
 
 def tid_micros(tid: str) -> int | None:
     """The time in a TID, in microseconds since 1970-01-01T00:00Z; None if ``tid`` is none."""
-    return int(tid.translate(_TID_DIGITS), 32) >> 10 if is_tid(tid) else None
+    return int(tid.encode().translate(_TID_DIGITS), 32) >> 10 if is_tid(tid) else None
 
 
 def tid_of(micros: int, clock_id: int = 0) -> str:
@@ -84,6 +85,9 @@ def tid_of(micros: int, clock_id: int = 0) -> str:
 
 def parse_path(path: str) -> tuple[str, str] | None:
     """Collection and record key of an operation's path ``collection/rkey``; None if it is no such path."""
+    plain = _PLAIN_PATH.fullmatch(path)
+    if plain is not None:
+        return plain[1], plain[2]
     collection, slash, rkey = path.partition("/")
     return (collection, rkey) if slash and is_nsid(collection) and is_record_key(rkey) else None
 

@@ -164,6 +164,13 @@ def test_no_path(path: str) -> None:
     assert parse_path(path) is None
 
 
+@given(st.from_regex(r"[a-z-]{1,3}(\.[a-zA-Z1-]{1,3}){0,8}(/?[A-Za-z0-9_.~-]{0,4}){1,2}\n?", fullmatch=True))
+def test_a_path_is_its_parts(path: str) -> None:
+    """However a path is told, it is one if and only if its parts are a collection and a record key."""
+    collection, _, rkey = path.partition("/")
+    assert parse_path(path) == ((collection, rkey) if is_nsid(collection) and is_record_key(rkey) else None)
+
+
 RECORD_URIS = {
     f"at://{DID}/{AGENT}/3abc": AtUri(DID, "", AGENT, "3abc"),
     f"at://did:web:a.b/{AGENT}/a:~.-_": AtUri("did:web:a.b", "", AGENT, "a:~.-_"),
