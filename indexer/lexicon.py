@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, TypeAlias
 
 from indexer.cbor import decode_record, to_json_text
 from indexer.model import COMPILED_PROMPT, Json, Record, Violation
@@ -19,6 +19,8 @@ from indexer.syntax import is_at_uri, is_datetime, is_tid
 from indexer.texts import facts_of
 
 MAX_REFERENCE = 2_000  # characters; a longer reference names no record
+
+_Broken: TypeAlias = "Callable[[Json], Sequence[str]]"  # the rules that a property breaks: of a wrong type no further
 
 
 def validate(collection: str, rkey: str, data: dict[str, Json]) -> tuple[bool | None, tuple[Violation, ...]]:
@@ -66,28 +68,20 @@ def undecodable_record(block: bytes) -> Record:
     return Record(value="{}", size=len(block), block=block, valid=False, violations=(Violation("", "undecodable"),))
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """The rules of one property."""
+def _string_rules(form: str | None, max_bytes: int | None) -> _Broken:
+    """The rules of a string; without a format or a length to keep to, None."""
+    is_formed = _FORMATS[form] if form is not None else None
 
-    type: str
-    format: str | None = None
-    max_bytes: int | None = None
+    def broken(value: Json) -> Sequence[str]:
+        if not isinstance(value, str):
+            return ("type",)
+        # Lexicon counts bytes of UTF-8, not characters; a character has at most four.
+        is_long = max_bytes is not None and max_bytes < 4 * len(value) and len(value.encode()) > max_bytes
+        if is_formed is None or is_formed(value):
+            return ("max_length",) if is_long else ()
+        return ("max_length", str(form)) if is_long else (str(form),)
 
-    def broken_rules(self, value: Json) -> Sequence[str]:
-        """The rules that ``value`` breaks; one of the wrong type has no further ones."""
-        if not _TYPES[self.type](value):
-            return ["type"]
-        if self.format is None and self.max_bytes is None:
-            return ()
-        broken: list[str] = []
-        if isinstance(value, str):
-            # Lexicon counts bytes of UTF-8, not characters; a character has at most four.
-            if self.max_bytes is not None and self.max_bytes < 4 * len(value) and len(value.encode()) > self.max_bytes:
-                broken.append("max_length")
-            if self.format is not None and not _FORMATS[self.format](value):
-                broken.append(self.format)
-        return broken
+    return broken
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +90,7 @@ class _Schema:
 
     tid_key: bool
     required: tuple[str, ...]
-    fields: dict[str, _Field]
+    fields: dict[str, _Broken]
 
     def violations(self, collection: str, rkey: str, data: dict[str, Json]) -> Iterator[Violation]:
         """Every rule the record breaks."""
@@ -108,9 +102,9 @@ class _Schema:
             if name not in data:
                 yield Violation(name, "required")
         for name, value in data.items():
-            rules = self.fields.get(name)
-            if rules is not None:
-                for rule in rules.broken_rules(value):
+            broken = self.fields.get(name)
+            if broken is not None:
+                for rule in broken(value):
                     yield Violation(name, rule)
 
 
@@ -125,7 +119,6 @@ _TYPES: dict[str, Callable[[Json], bool]] = {
     "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
     "object": _is_object,
     "ref": _is_object,  # all that is referred to is an object, and unpublished: it isn't looked into
-    "string": lambda value: isinstance(value, str),
     "unknown": _is_object,
 }
 _FORMATS: dict[str, Callable[[str], bool]] = {"at-uri": is_at_uri, "datetime": is_datetime}
@@ -151,7 +144,14 @@ def _schema(definition: dict[str, Any]) -> _Schema:
     return _Schema(definition["key"] == "tid", required, fields)
 
 
-def _field(name: str, rules: dict[str, Any]) -> _Field:
-    if rules.keys() - _KEYWORDS or rules["type"] not in _TYPES or rules.get("format", "at-uri") not in _FORMATS:
+def _field(name: str, rules: dict[str, Any]) -> _Broken:
+    if (
+        rules.keys() - _KEYWORDS
+        or rules["type"] not in ("string", *_TYPES)
+        or rules.get("format", "at-uri") not in _FORMATS
+    ):
         raise ValueError(f"the packaged schema of {name} has a rule that isn't implemented")
-    return _Field(rules["type"], rules.get("format"), rules.get("maxLength"))
+    if rules["type"] == "string":
+        return _string_rules(rules.get("format"), rules.get("maxLength"))
+    is_type = _TYPES[rules["type"]]
+    return lambda value: () if is_type(value) else ("type",)
