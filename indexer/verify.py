@@ -15,7 +15,6 @@ from typing import Final, NamedTuple, TypeAlias
 from libipld import decode_dag_cbor, encode_dag_cbor
 
 from indexer.car import Car, read_car
-from indexer.cbor import cid_of
 from indexer.errors import Rejected
 from indexer.keys import PublicKey
 from indexer.model import Commit, Operation, Reason, Sync, immutable
@@ -61,7 +60,6 @@ class SignedCommit:
     prev: bytes | None
     signature: bytes
     unsigned: bytes
-    cid: bytes
 
 
 class ProvenOperation(NamedTuple):
@@ -75,15 +73,14 @@ class ProvenOperation(NamedTuple):
 class Proven:
     """What a verified event establishes.
 
-    ``data`` is the root of the tree at ``rev``, ``commit`` the CID of the commit object. ``prev_data`` is the root
-    that undoing the operations leads to, computed and not believed; None if that couldn't be done (a host that sends
-    no ``prev``) or for a ``#sync``. ``operations`` holds those asked for, the last of each path.
+    ``data`` is the root of the tree at ``rev``. ``prev_data`` is the root that undoing the operations leads to,
+    computed and not believed; None if that couldn't be done (a host that sends no ``prev``) or for a ``#sync``.
+    ``operations`` holds those asked for, the last of each path.
     """
 
     did: str
     rev: str
     data: bytes
-    commit: bytes
     prev_data: bytes | None
     operations: tuple[ProvenOperation, ...] = ()
 
@@ -112,7 +109,7 @@ def decode_commit(block: bytes) -> SignedCommit:
     right = isinstance(did, str) and isinstance(signature, bytes) and isinstance(rev, str) and is_tid(rev)
     if not right or data is None or bytes((size + 1,)) + texts + sig + rest != block:
         raise Rejected(Reason.MALFORMED_CAR, "a commit object that is not a canonical one of version 3")
-    return SignedCommit(did, rev, data, prev, signature, bytes((size,)) + texts + rest, cid_of(block))
+    return SignedCommit(did, rev, data, prev, signature, bytes((size,)) + texts + rest)
 
 
 def _byte_string(data: bytes) -> bytes:
@@ -151,7 +148,7 @@ def check_commit(event: Commit, car: Car, key: PublicKey, prefixes: tuple[str, .
         )
     except Rejected as error:
         return _failed(error)
-    return Proven(commit.did, commit.rev, commit.data, commit.cid, prev_data, proven)
+    return Proven(commit.did, commit.rev, commit.data, prev_data, proven)
 
 
 def check_sync(event: Sync, key: PublicKey) -> Verdict:
@@ -168,7 +165,7 @@ def check_head(blocks: bytes, did: str, rev: str | None, key: PublicKey) -> Verd
         commit = _signed_head(read_car(blocks), did, rev, key)
     except Rejected as error:
         return _failed(error)
-    return commit if isinstance(commit, Failed) else Proven(commit.did, commit.rev, commit.data, commit.cid, None)
+    return commit if isinstance(commit, Failed) else Proven(commit.did, commit.rev, commit.data, None)
 
 
 def _failed(error: Rejected) -> Failed:
