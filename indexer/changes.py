@@ -42,9 +42,12 @@ def changes_of(commit: Commit, car: Car, prefixes: tuple[str, ...]) -> Iterator[
         try:
             block = None if op.cid is None or op.action == "delete" else car.block(op.cid)
             size = _add_up(size, block)
-            yield from _change(commit.did, commit.rev, op, block, None)
+            change, trouble = _change(commit.did, commit.rev, op, block, None)
+            yield change
         except Rejected as rejected:
-            yield rejected
+            trouble = rejected
+        if trouble is not None:
+            yield trouble
 
 
 def proposal_of(proven: Proven, commit: Commit, source: str, frame: bytes) -> tuple[Proposal, list[Rejected]]:
@@ -55,10 +58,12 @@ def proposal_of(proven: Proven, commit: Commit, source: str, frame: bytes) -> tu
     for op, block in proven.operations:
         try:
             size = _add_up(size, block)
-            for outcome in _change(proven.did, proven.rev, op, block, "repo"):
-                (rejected if isinstance(outcome, Rejected) else changes).append(outcome)  # type: ignore[arg-type]
+            change, trouble = _change(proven.did, proven.rev, op, block, "repo")
+            changes.append(change)
         except Rejected as error:
-            rejected.append(error)
+            trouble = error
+        if trouble is not None:
+            rejected.append(trouble)
     prev_data = None if proven.prev_data is None else cid_text(proven.prev_data)
     data = cid_text(proven.data)
     return Proposal(proven.did, proven.rev, commit.since, prev_data, data, tuple(changes), source, frame), rejected
@@ -82,19 +87,18 @@ def read_record(collection: str, rkey: str, block: bytes) -> tuple[Record, Rejec
         return undecodable_record(block), rejected
 
 
-def _change(did: str, rev: str, op: Operation, block: bytes | None, proof: Proof | None) -> Iterator[Change | Rejected]:
+def _change(
+    did: str, rev: str, op: Operation, block: bytes | None, proof: Proof | None
+) -> tuple[Change, Rejected | None]:
     collection, rkey = check_path(did, op.path)
     if op.action == "delete":
-        yield Change(did, "", collection, rkey, rev, None, None, proof)
-        return
+        return Change(did, "", collection, rkey, rev, None, None, proof), None
     if op.action not in ("create", "update"):
         raise Rejected(Reason.UNKNOWN_ACTION, "an operation is neither create, update nor delete")
     if op.cid is None or block is None:
         raise Rejected(Reason.MALFORMED_FRAME, f"a {op.action} has no CID")
     record, trouble = read_record(collection, rkey, block)
-    yield Change(did, "", collection, rkey, rev, cid_text(op.cid), record, proof)
-    if trouble is not None:
-        yield trouble
+    return Change(did, "", collection, rkey, rev, cid_text(op.cid), record, proof), trouble
 
 
 def _add_up(size: int, block: bytes | None) -> int:

@@ -121,10 +121,11 @@ def _operation(item: object) -> Operation:
 def field(body: Body, name: str, kind: type[T]) -> T:
     """A field that has to be there, of this type. Raises Rejected (malformed_frame)."""
     value = body.get(name)
-    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+    if type(value) is kind:  # a bool is no int, and decoders make no other subclasses
         return value
     raise Rejected(Reason.MALFORMED_FRAME, f"field {name} is missing or no {kind.__name__}")
 
 
 def _optional(body: Body, name: str, kind: type[T]) -> T | None:
-    return None if body.get(name) is None else field(body, name, kind)
+    value = body.get(name)
+    return value if value is None or type(value) is kind else field(body, name, kind)
