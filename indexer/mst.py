@@ -19,6 +19,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from operator import lt
 from typing import Final, TypeAlias
@@ -31,7 +32,6 @@ from indexer.model import Reason
 
 Blocks: TypeAlias = Callable[[bytes], bytes]
 _Subtree: TypeAlias = "_Node | bytes | None"  # at hand, known by its CID, or empty
-
 _Step: TypeAlias = "tuple[_Node, int, bytes, bytes]"  # a node, the position of a key in it, the node's range
 
 _CID_HEAD: Final = b"\x01\x71\x12\x20"
@@ -55,8 +55,7 @@ _ENTRY: Final = re.compile(
 )
 _LEFT: Final = re.compile(rb"\x61l(?:\xf6|%b)" % _LINK, re.DOTALL)
 
-EMPTY_ROOT: Final = cid_of(b"\xa2\x61e\x80\x61l\xf6")
-"""CID of the tree without keys."""
+EMPTY_ROOT: Final = cid_of(b"\xa2\x61e\x80\x61l\xf6")  # CID of the tree without keys
 
 
 def key_depth(key: bytes) -> int:
@@ -67,6 +66,12 @@ def key_depth(key: bytes) -> int:
 def is_key(key: bytes) -> bool:
     """Whether ``key`` can stand in a tree: ``collection/rkey`` in the allowed ASCII letters, at most 1,024 bytes."""
     return len(key) <= _LONGEST_KEY and _KEY.fullmatch(key) is not None
+
+
+@lru_cache(1 << 14)  # an account's commits come in runs, and show the same keys again and again
+def _layer_of(key: bytes) -> int | None:
+    """Layer of ``key``, of at most 1,024 bytes; None if it can't stand in a tree."""
+    return key_depth(key) if is_key(key) else None
 
 
 def _malformed(what: str) -> Rejected:
@@ -161,14 +166,11 @@ def _load(cid: bytes, blocks: Blocks, layer: int | None, low: bytes, high: bytes
 
 def _checked_layer(keys: list[bytes], layer: int | None, low: bytes, high: bytes) -> int:
     """The layer of ``keys``, each of which must be a key, above the one before it, and of this layer."""
-    if layer is None:
-        layer = key_depth(keys[0])
+    layer = key_depth(keys[0]) if layer is None else layer
     if not (low < keys[0] and keys[-1] < high and all(map(lt, keys, keys[1:]))):
         raise _malformed("keys that do not ascend, or not within the range of their node")
-    if not all(map(is_key, keys)):
-        raise _malformed("a key that is not a repository path")
-    if any(key_depth(key) != layer for key in keys):
-        raise _malformed("a key on the wrong layer")
+    if len(max(keys, key=len)) > _LONGEST_KEY or any(_layer_of(key) != layer for key in keys):
+        raise _malformed("a key that is not a repository path, or on the wrong layer")
     return layer
 
 
