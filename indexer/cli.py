@@ -7,6 +7,7 @@ or schema.
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Coroutine
 from contextlib import aclosing, suppress
@@ -218,12 +219,20 @@ async def _capture(settings: Settings, file: Path, limit: int | None, seconds: f
     reach = Reach(f"{source.label}: no connection in time")
     with CaptureFile(file) as recording:
         follower = Follower(source, resume_from=lambda: settings.cursor.get(source.key), on_status=reach.note)
-        with suppress(asyncio.CancelledError):  # ctrl-C: what was written is whole
+        _end_by(signal.SIGTERM)
+        with suppress(asyncio.CancelledError):  # so does ctrl-C: what was written is whole
             async with aclosing(follower.items()) as items:
                 await write_capture(items, recording, limit=limit, seconds=seconds)
         if reach.obstacle:
             raise SourceBroken(f"nothing to capture, the source was never reached: {reach.obstacle}")
         return recording.count
+
+
+def _end_by(number: signal.Signals) -> None:
+    """Have a signal cancel this task, as ctrl-C does."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 class Reach:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
+import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import asyncpg
@@ -154,6 +158,22 @@ async def test_capture_of_a_host_that_is_never_reached(tmp_path: Path) -> None:
     assert last.startswith("letta-indexer: ")
     assert [word for word in ("never reached", url.removeprefix("ws://"), "cannot connect") if word not in last] == []
     assert not exists(tmp_path / "frames.bin")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_capture_that_is_stopped_before_its_host_is_reached(number: signal.Signals, tmp_path: Path) -> None:
+    """By ctrl-C or by whoever limits its time: the reason is said as well, and no file is left."""
+    file = tmp_path / "frames.bin"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "indexer", "capture", str(file), "--source", "ws://127.0.0.1:1"), stderr=PIPE
+    )
+    assert process.stderr is not None
+    assert b"source lost" in await process.stderr.readline()
+    assert exists(file)
+    process.send_signal(number)
+    errors = await process.stderr.read()
+    assert (await process.wait(), b"letta-indexer: nothing to capture" in errors) == (1, True)
+    assert not exists(file)
 
 
 async def test_capture_of_a_silent_host(tmp_path: Path) -> None:
