@@ -81,7 +81,12 @@ def exit_code(error: IndexerError) -> int:
 
 def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a command's coroutine to its end on uvloop."""
-    return uvloop.run(coroutine)
+
+    async def watched() -> T:
+        asyncio.get_running_loop().set_exception_handler(logs.report_forgotten)
+        return await coroutine
+
+    return uvloop.run(watched())
 
 
 def say(text: str) -> None:

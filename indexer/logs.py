@@ -8,14 +8,16 @@ quote nothing.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
+import socket
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Hashable, Iterator
-from typing import Final, Literal, TextIO
+from typing import Any, Final, Literal, TextIO
 
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
@@ -127,6 +129,17 @@ def report_faults(stream: TextIO) -> None:
     sys.excepthook = lambda _, error, __: write(error)
     sys.unraisablehook = lambda fault: write(fault.exc_value)
     threading.excepthook = lambda fault: write(fault.exc_value)
+
+
+def report_forgotten(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """An event loop's exception handler: what nobody retrieved is logged, but for a look-up that nobody waits for.
+
+    uvloop leaves the look-up of a host's name to itself where an attempt to connect is cancelled, as a stop may do.
+    """
+    future = context.get("future")
+    abandoned = isinstance(future, asyncio.Future) and not isinstance(future, asyncio.Task)
+    if not (abandoned and isinstance(context.get("exception"), socket.gaierror)):
+        loop.default_exception_handler(context)
 
 
 def _render_exc_info(exc_info: ExcInfo) -> str:

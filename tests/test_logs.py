@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta
 
 import pytest
@@ -15,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer import logs
+from indexer.cli import run_async
 from indexer.errors import DatabaseUnavailable
 from indexer.logs import MAX_KEYS, MAX_TEXT, OncePer, configure, fit, printable, render_exception
 
@@ -208,6 +211,31 @@ def test_every_value_is_bounded_and_can_be_written(value: object) -> None:
     """Whatever is logged becomes short text or a number that JSON and UTF-8 can hold."""
     json.dumps(fit(value)).encode()
     assert len(str(fit(value))) <= (logs.MAX_ITEMS + 1) * (MAX_TEXT * 12)
+
+
+def test_a_connection_given_up_while_its_host_is_looked_up(caplog: pytest.LogCaptureFixture) -> None:
+    """A stop that comes meanwhile says nothing of the look-up that nobody waits for; what else is forgotten is told."""
+
+    async def given_up() -> None:
+        loop = asyncio.get_running_loop()
+        connecting = asyncio.ensure_future(loop.create_connection(asyncio.Protocol, "host.invalid", 1))
+        await asyncio.sleep(0)  # the look-up has begun
+        connecting.cancel()
+        with suppress(asyncio.CancelledError):
+            await connecting
+        for _ in range(8):  # as many look-ups as could be under way at once end after it
+            with suppress(OSError):
+                await loop.getaddrinfo("host.invalid", 2)
+
+    async def forgotten() -> None:
+        asyncio.get_running_loop().create_future().set_exception(OSError("nobody asked"))
+
+    run_async(given_up())
+    gc.collect()
+    assert caplog.messages == []
+    run_async(forgotten())
+    gc.collect()
+    assert [message.partition("\n")[0] for message in caplog.messages] == ["Future exception was never retrieved"]
 
 
 def test_long_text_is_cut() -> None:
