@@ -11,12 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Final, Literal, TypeAlias
 
 import coincurve
-from coincurve._libsecp256k1 import lib  # coincurve's own `verify` takes DER only: 3 µs to write and read again
-from coincurve.ecdsa import deserialize_compact
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
@@ -27,7 +24,7 @@ from indexer.errors import IdentityError
 from indexer.syntax import is_handle
 
 CurveName: TypeAlias = Literal["secp256k1", "p256"]
-_Check: TypeAlias = Callable[[bytes, bytes], bool]  # (r and s, message) -> does it hold
+_Check: TypeAlias = Callable[[bytes, bytes], bool]  # (DER signature, message) -> does it hold
 
 _DID_KEY: Final = "did:key:"
 _BASE58: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
@@ -66,24 +63,15 @@ def base58_decode(text: str) -> bytes:
 
 def _load_secp256k1(encoded: bytes) -> tuple[bytes, _Check]:
     key = coincurve.PublicKey(encoded)
-
-    def check(signature: bytes, message: bytes) -> bool:
-        try:
-            parsed = deserialize_compact(signature)
-        except ValueError:  # r or s is not below the group's order
-            return False
-        return bool(lib.secp256k1_ecdsa_verify(key.context.ctx, parsed, sha256(message).digest(), key.public_key))
-
-    return key.format(compressed=True), check
+    return key.format(compressed=True), key.verify
 
 
 def _load_p256(encoded: bytes) -> tuple[bytes, _Check]:
     key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), encoded)
 
     def check(signature: bytes, message: bytes) -> bool:
-        r, s = int.from_bytes(signature[:32]), int.from_bytes(signature[32:])
         try:
-            key.verify(encode_dss_signature(r, s), message, _ECDSA_SHA256)
+            key.verify(signature, message, _ECDSA_SHA256)
         except InvalidSignature:
             return False
         return True
@@ -167,7 +155,10 @@ class PublicKey:
         """
         if len(signature) != 64:
             return False
-        return int.from_bytes(signature[32:]) <= self._highest_s and self._check(signature, message)
+        r, s = int.from_bytes(signature[:32]), int.from_bytes(signature[32:])
+        if s > self._highest_s:
+            return False
+        return self._check(encode_dss_signature(r, s), message)
 
 
 def _from_multibase(text: object) -> bytes:
