@@ -28,7 +28,7 @@ class Head(NamedTuple):
 NOTHING = Head("", None)
 
 
-async def decide(context: Context) -> None:
+def decide(context: Context) -> None:
     """Admit the changes of the proposals that continue what is held; the others wait. Needs the account locks."""
     batch = context.batch
     proposals: defaultdict[str, list[Proposal]] = defaultdict(list)
@@ -38,21 +38,16 @@ async def decide(context: Context) -> None:
         else:
             proposals[proposal.did].append(proposal)
     known = {did: Head(*head) for did, head in context.known.items()}
-    moved: dict[str, Head] = {}
     for did, group in proposals.items():
         held = context.held[did] = known.get(did, NOTHING)
-        moved[did] = follow(context, held, sorted(group, key=lambda one: one.rev))
-    heads = [(did, head.rev, head.data) for did, head in moved.items() if head != context.held[did]]
-    if heads:
-        await context.execute("put_heads", *columns(heads, 3))
-    context.applied.heads.update((did, rev) for did, rev, _ in heads)
+        head = follow(context, held, sorted(group, key=lambda one: one.rev))
+        if head != held:
+            context.moved[did] = head
+            context.applied.heads[did] = head.rev
     for did, (rev, data) in batch.confirmed.items():
-        held = moved.get(did, known.get(did, NOTHING))
+        held = Head(*context.moved.get(did, known.get(did, NOTHING)))
         if rev >= held.rev and (rev, data) != held:
             context.wants.append(Want(did, WantReason.SYNC, rev))
-    if batch.confirmed:
-        confirmed = ((did, rev, data) for did, (rev, data) in batch.confirmed.items())
-        await context.execute("meet_fetch_wants", *columns(confirmed, 3), [reason.value for reason in CHAINABLE])
 
 
 def follow(context: Context, held: Head, proposals: list[Proposal]) -> Head:
@@ -80,7 +75,13 @@ def follow(context: Context, held: Head, proposals: list[Proposal]) -> Head:
 
 
 async def hold(context: Context) -> None:
-    """Keep what has to wait, as far as there is room, and record what is wanted."""
+    """Keep what has to wait, as far as there is room, and record what is wanted and what isn't any more.
+
+    After the repositories' new states were written.
+    """
+    if context.batch.confirmed:
+        confirmed = ((did, rev, data) for did, (rev, data) in context.batch.confirmed.items())
+        await context.execute("meet_fetch_wants", *columns(confirmed, 3), [reason.value for reason in CHAINABLE])
     waiting = [one for one in (*context.batch.undecided, *context.waiting) if one.did not in context.forgotten]
     forgotten = (Reason.FORGOTTEN for one in context.batch.undecided if one.did in context.forgotten)
     context.applied.dropped.update(forgotten)

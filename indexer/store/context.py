@@ -98,6 +98,7 @@ class Context:
     after: defaultdict[tuple[str, str], Share] = field(default_factory=lambda: defaultdict(Share))
     known: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # proven rev and tree of public repositories
     held: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # the same, of those that proposals are of
+    moved: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # where proposals led theirs
     snapshot_revs: dict[str, str] = field(default_factory=dict)
     settled: list[Proposal] = field(default_factory=list)  # proposals that were applied or had nothing to add
     waiting: list[Undecided] = field(default_factory=list)

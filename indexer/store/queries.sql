@@ -129,13 +129,16 @@ from (
 on conflict do nothing
 returning did, space;
 
--- name: count_repos
--- Adds to what is kept of each repository; a repository is tracked from its first row on.
-insert into letta_store.repo as kept (did, space, records, bytes, marks)
-select did, space, records, bytes, marks from unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[])
-    as more (did, space, records, bytes, marks)
+-- name: put_repos
+-- Adds to what is kept of each repository, and notes its last proven state where commits led it on (rev is '' where none
+-- did). A repository is tracked from its first row on.
+insert into letta_store.repo as kept (did, space, records, bytes, marks, rev, data_cid)
+select did, space, records, bytes, marks, rev, data_cid
+from unnest($1::lines, $2::lines, $3::bigint[], $4::bigint[], $5::bigint[], $6::lines, $7::lines)
+    as new (did, space, records, bytes, marks, rev, data_cid)
 on conflict (did, space) do update set records = kept.records + excluded.records,
-    bytes = kept.bytes + excluded.bytes, marks = kept.marks + excluded.marks;
+    bytes = kept.bytes + excluded.bytes, marks = kept.marks + excluded.marks, rev = greatest(kept.rev, excluded.rev),
+    data_cid = case when excluded.rev > kept.rev then excluded.data_cid else kept.data_cid end;
 
 -- name: put_account_states
 update letta_store.account a
@@ -364,13 +367,6 @@ select uri, agent, conversation, stale_reasons, stale_since, evidence
 from letta.stale_prompt order by stale_since, uri;
 
 -- Chains, pending and wants.
-
--- name: put_heads
--- The last proven state of each repository, as of the commits that continue it.
-insert into letta_store.repo as kept (did, space, rev, data_cid)
-select did, '', rev, data_cid from unnest($1::text[], $2::text[], $3::text[]) as head (did, rev, data_cid)
-on conflict (did, space) do update set rev = excluded.rev, data_cid = excluded.data_cid
-where excluded.rev > kept.rev;
 
 -- name: put_wants
 -- A want on each of these repositories, tracked from now on. What pending may settle ('decide') raises no bar for a

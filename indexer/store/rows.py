@@ -171,12 +171,16 @@ def _row(change: Change, facts: Iterable[str]) -> tuple[Any, ...]:
     )
 
 
-async def write_counts(context: Context) -> None:
-    """Add what the batch changed to what each repository holds; a repository is tracked from its first row on."""
+async def write_repos(context: Context) -> None:
+    """Add what the batch changed to what each repository holds, and note where its commits led it.
+
+    A repository is tracked from its first row on.
+    """
     rows = []
-    for (did, space), share in context.after.items():
-        before = context.before.get((did, space), Share())
-        if share != before:
-            more = share.records - before.records, share.bytes - before.bytes, share.marks - before.marks
-            rows.append((did, space, *more))
-    await context.run("count_repos", rows)
+    for did, space in context.after.keys() | {(did, "") for did in context.moved}:
+        before, share = context.before.get((did, space), Share()), context.after[did, space]
+        head = context.moved.get(did, ("", None)) if space == "" else ("", None)
+        more = share.records - before.records, share.bytes - before.bytes, share.marks - before.marks
+        if any(more) or head[0]:
+            rows.append((did, space, *more, *head))
+    await context.run("put_repos", rows)

@@ -21,7 +21,7 @@ from indexer.store.connection import Connection
 from indexer.store.context import Applied, Context, Limits, Pair, columns, short_key_in
 from indexer.store.history import remember
 from indexer.store.lease import Lease, hold_lease
-from indexer.store.rows import LocksMissedError, delete, put, read_rows, read_states, write_counts
+from indexer.store.rows import LocksMissedError, delete, put, read_rows, read_states, write_repos
 
 T = TypeVar("T")
 
@@ -76,13 +76,13 @@ async def transact(
 async def _index(context: Context, before: Step[None] | None) -> None:
     await read_states(context, context.batch.dids())
     await update_accounts(context)
-    await decide(context)
+    decide(context)
     if before is not None:
         await before(context)
     await read_rows(context)
     await delete(context)
     await remember(context, await put(context))
-    await write_counts(context)
+    await write_repos(context)
     await hold(context)
     await confirm(context)
     await refresh(context)
