@@ -69,9 +69,9 @@ def is_key(key: bytes) -> bool:
 
 
 @lru_cache(1 << 14)  # an account's commits come in runs, and show the same keys again and again
-def _layer_of(key: bytes) -> int | None:
-    """Layer of ``key``, of at most 1,024 bytes; None if it can't stand in a tree."""
-    return key_depth(key) if is_key(key) else None
+def _layer_of(key: bytes) -> int:
+    """Layer of ``key``; -1, below all layers, if it can't stand in a tree. No node spells one over 2,048 bytes."""
+    return key_depth(key) if is_key(key) else -1
 
 
 def _malformed(what: str) -> Rejected:
@@ -166,10 +166,10 @@ def _load(cid: bytes, blocks: Blocks, layer: int | None, low: bytes, high: bytes
 
 def _checked_layer(keys: list[bytes], layer: int | None, low: bytes, high: bytes) -> int:
     """The layer of ``keys``, each of which must be a key, above the one before it, and of this layer."""
-    layer = key_depth(keys[0]) if layer is None else layer
+    layer = _layer_of(keys[0]) if layer is None else layer
     if not (low < keys[0] and keys[-1] < high and all(map(lt, keys, keys[1:]))):
         raise _malformed("keys that do not ascend, or not within the range of their node")
-    if len(max(keys, key=len)) > _LONGEST_KEY or any(_layer_of(key) != layer for key in keys):
+    if layer < 0 or any(_layer_of(key) != layer for key in keys):
         raise _malformed("a key that is not a repository path, or on the wrong layer")
     return layer
 
@@ -242,7 +242,7 @@ class PartialTree:
 
     def get(self, key: bytes) -> bytes | None:
         """CID of the record ``key``, or None if there is none: as :func:`find`."""
-        path = self._path(key, key_depth(key))
+        path = self._path(key, _layer_of(key))
         return path[-1][0].values[path[-1][1]] if _arrives(path, key) else None
 
     def insert(self, key: bytes, value: bytes) -> bool:
@@ -252,7 +252,7 @@ class PartialTree:
         """
         if not is_key(key):
             raise Rejected(Reason.BAD_PATH, "a key that is not a repository path")
-        leaf = _Node(key_depth(key), [key], [_cid_in_use(value)], [None, None])
+        leaf = _Node(_layer_of(key), [key], [_cid_in_use(value)], [None, None])
         if self._root is None or self._root.layer < leaf.layer:
             self._root = self._crown(leaf)
             return True
@@ -272,7 +272,7 @@ class PartialTree:
 
     def delete(self, key: bytes) -> bytes | None:
         """Takes ``key`` out and returns the CID it had; None, and no change, if it isn't there."""
-        path = self._path(key, key_depth(key))
+        path = self._path(key, _layer_of(key))
         if not _arrives(path, key):
             return None
         node, at, low, high = path[-1]
@@ -291,7 +291,7 @@ class PartialTree:
 
         Raises Rejected also for a value that can't stand in a tree (WRONG_CID).
         """
-        path = self._path(key, key_depth(key))
+        path = self._path(key, _layer_of(key))
         if not _arrives(path, key):
             return None
         node, at, _, _ = path[-1]
