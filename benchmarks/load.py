@@ -90,6 +90,7 @@ class Author:
         self._key = Secp256k1Key(self.did.encode())
         self._repository = Repository(self.did, self._key, tid_of(START))
         self._collection, self._size, self._count = collection, size, 0
+        self._start = START + number % 1_000  # µs: accounts don't share their record keys, as in the network
 
     @property
     def key(self) -> str:
@@ -99,7 +100,7 @@ class Author:
     def next(self) -> bytes:
         """The frame of its next commit: its agent, then one record after the other."""
         self._count += 1
-        micros = START + self._count * 1_000
+        micros = self._start + self._count * 1_000
         if self._count == 1:
             record: object = {"$type": AGENT, "name": "bench", "system": "template", "createdAt": TIME}
             path = f"{AGENT}/a"
