@@ -58,7 +58,7 @@ def commit_event(body: Body) -> Commit:
         since=_optional(body, "since", str),
         commit=field(body, "commit", bytes),
         prev_data=_optional(body, "prevData", bytes),
-        operations=tuple(_operation(item) for item in operations),
+        operations=tuple(map(_operation, operations)),
         blocks=_optional(body, "blocks", bytes) or b"",
         too_big=_optional(body, "tooBig", bool) or False,
     )
