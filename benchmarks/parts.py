@@ -16,7 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 from indexer.config import load_settings
-from indexer.daemon import build_pipeline
+from indexer.daemon import build_pipeline, keep_out_of_collections
 from indexer.embedded import EmbeddedPostgres
 from indexer.intake import Intake
 from indexer.keys import PublicKey
@@ -76,6 +76,7 @@ async def opened_parts(url: str, source: Source, trust: str, keys: Mapping[str, 
     for did, key in keys.items():
         tracked.learn_key(did, PublicKey.parse(key))
     intake = Intake(pipeline, source, Proof(pipeline, tracked) if trust == "verify" else Word(pipeline), None)
+    keep_out_of_collections()
     writer = asyncio.create_task(pipeline.write())
     try:
         yield Parts(store, metrics, pipeline, intake)

@@ -161,7 +161,7 @@ class Settings(BaseModel):
     batch_rows: Count = _setting(2000, "N", "A transaction is committed once it holds this many changes")
     batch_bytes: Size = _setting("8MiB", "SIZE", "A transaction is committed once its changes have this size")
     batch_age: Duration = _setting(
-        "10ms", "TIME", "A transaction is committed once its first change has waited this long"
+        "2ms", "TIME", "A transaction is committed once its first change has waited this long"
     )
     purge_after: Duration = _setting(
         "24h", "TIME", "How long the host of a deleted account may be unreachable before its records go anyway"

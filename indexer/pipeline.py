@@ -74,7 +74,7 @@ class Pipeline:
         *,
         batch_rows: int = 2_000,
         batch_bytes: int = 8 << 20,
-        batch_age: float = 0.01,
+        batch_age: float = 0.002,
         cursor_interval: float = 1.0,
         tries: int | None = None,
         clock: Clock = utc_now,

@@ -37,7 +37,7 @@ def test_defaults_are_the_documented_ones() -> None:
     assert settings.sources == ("wss://relay1.us-east.bsky.network",)
     assert settings.collections == ("xyz.quasigod.lab.letta.*",)
     assert settings.listen == Listen("127.0.0.1", 9464)
-    assert (settings.max_lag, settings.batch_age, settings.dead_letter_age) == (120.0, 0.01, 30 * 86400.0)
+    assert (settings.max_lag, settings.batch_age, settings.dead_letter_age) == (120.0, 0.002, 30 * 86400.0)
     assert (settings.quota_rows, settings.quota_bytes) == (100_000, 10 * 2**30)
     assert (settings.keep_history, settings.trust, settings.database_url) == ("hashes", "verify", None)
     assert settings.data_dir is None
