@@ -7,7 +7,6 @@ or schema.
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import Coroutine
 from contextlib import aclosing, suppress
@@ -21,7 +20,7 @@ import uvloop
 from indexer import __version__, cli_database, cli_repos, logs
 from indexer.backfill import backfill_repos
 from indexer.config import Settings, load_settings
-from indexer.daemon import Daemon, open_source, opened_store, run_daemon
+from indexer.daemon import Daemon, on_signals, open_source, opened_store, run_daemon
 from indexer.demo import Demo, questions_to, simulated_network
 from indexer.embedded import EmbeddedPostgres
 from indexer.errors import DatabaseError, EmbeddedError, IndexerError, SettingsError, SourceBroken
@@ -224,20 +223,15 @@ async def _capture(settings: Settings, file: Path, limit: int | None, seconds: f
     reach = Reach(f"{source.label}: no connection in time")
     with CaptureFile(file) as recording:
         follower = Follower(source, resume_from=lambda: settings.cursor.get(source.key), on_status=reach.note)
-        _end_by(signal.SIGTERM)
-        with suppress(asyncio.CancelledError):  # so does ctrl-C: what was written is whole
+        task = asyncio.current_task()
+        assert task is not None
+        on_signals(task.cancel)
+        with suppress(asyncio.CancelledError):  # what was written is whole
             async with aclosing(follower.items()) as items:
                 await write_capture(items, recording, limit=limit, seconds=seconds)
         if reach.obstacle:
             raise SourceBroken(f"nothing to capture, the source was never reached: {reach.obstacle}")
         return recording.count
-
-
-def _end_by(number: signal.Signals) -> None:
-    """Have a signal cancel this task, as ctrl-C does."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 class Reach:

@@ -149,7 +149,7 @@ class Daemon:
 
         Raises SchemaError or SettingsError; under ``once`` also WriterElsewhere, and DatabaseUnavailable.
         """
-        _on_signals(self.stop)
+        on_signals(self.stop)
         settings = self._settings
         routes = page_routes(
             Pages(self._store), settings.listen, settings.page_token, settings.page_token_file, self.readiness
@@ -349,7 +349,7 @@ async def run_daemon(settings: Settings, *, announce: Callable[[str], None]) -> 
     Raises what :func:`opened_store` and :meth:`Daemon.run` raise.
     """
     stop = asyncio.Event()
-    _on_signals(stop.set)
+    on_signals(stop.set)
     async with opened_store(settings, makes=True) as store:
         daemon = Daemon(settings, store, announce=announce)
         keep_out_of_collections()
@@ -358,6 +358,7 @@ async def run_daemon(settings: Settings, *, announce: Callable[[str], None]) -> 
         return daemon.failed
 
 
-def _on_signals(stop: Callable[[], None]) -> None:
+def on_signals(stop: Callable[[], object]) -> None:
+    """Have ctrl-C and SIGTERM call this."""
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop)
