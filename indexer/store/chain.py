@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from typing import NamedTuple
 
 from indexer.model import Proposal, Reason, Undecided, Want, WantReason
-from indexer.store.context import Context, columns
+from indexer.store.context import NOTHING, Context, Head, columns
 
 EMPTY_TREE = "bafyreie5737gdxlw5i64vzichcalba3z2v5n6icifvx5xytvske7mr3hpm"  # the root of a repository without records
 DECIDABLE = frozenset({WantReason.UNKNOWN_KEY, WantReason.BAD_SIGNATURE, WantReason.GAP})  # pending may settle these
@@ -16,16 +15,6 @@ ASKED = frozenset({WantReason.BACKFILL, WantReason.CHECK, WantReason.RETURNED}) 
 
 REPO_FRAMES, REPO_BYTES = 500, 16 << 20  # pending, per repository
 TOTAL_FRAMES, TOTAL_BYTES = 50_000, 512 << 20  # pending, in all
-
-
-class Head(NamedTuple):
-    """The last proven state of a repository; nothing is held where ``rev`` is ''."""
-
-    rev: str
-    data: str | None
-
-
-NOTHING = Head("", None)
 
 
 def decide(context: Context) -> None:
@@ -37,15 +26,14 @@ def decide(context: Context) -> None:
             context.applied.dropped[Reason.FORGOTTEN] += 1
         else:
             proposals[proposal.did].append(proposal)
-    known = {did: Head(*head) for did, head in context.known.items()}
     for did, group in proposals.items():
-        held = context.held[did] = known.get(did, NOTHING)
+        held = context.held[did] = context.known.get(did, NOTHING)
         head = follow(context, held, sorted(group, key=lambda one: one.rev))
         if head != held:
             context.moved[did] = head
             context.applied.heads[did] = head.rev
     for did, (rev, data) in batch.confirmed.items():
-        held = Head(*context.moved.get(did, known.get(did, NOTHING)))
+        held = context.moved.get(did, context.known.get(did, NOTHING))
         if rev >= held.rev and (rev, data) != held:
             context.wants.append(Want(did, WantReason.SYNC, rev))
 

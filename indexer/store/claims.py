@@ -196,7 +196,7 @@ async def rows_of(
     for table in RECORD_TABLES:
         found = await context.fetch("repo_rows", did, space, table=table)
         rows.update((key_in(row), row) for row in found if f"{row['collection']}/{row['rkey']}".startswith(prefixes))
-    require_locks(context, (row for key, row in rows.items() if key.collection == COMPILED_PROMPT))
+    require_locks(context, rows.values())
     return rows
 
 

@@ -74,6 +74,15 @@ class Place(NamedTuple):
     rkey: str
 
 
+class Head(NamedTuple):
+    """The last proven state of a repository; nothing is held where ``rev`` is ''."""
+
+    rev: str
+    data: str | None
+
+
+NOTHING = Head("", None)
+
 ShortKey: TypeAlias = tuple[str, str, str]  # did, space, rkey
 
 
@@ -96,9 +105,9 @@ class Context:
     kept: dict[Key, asyncpg.Record] = field(default_factory=dict)  # rows as they were
     before: dict[tuple[str, str], Share] = field(default_factory=dict)  # by repository
     after: defaultdict[tuple[str, str], Share] = field(default_factory=lambda: defaultdict(Share))
-    known: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # proven rev and tree of public repositories
-    held: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # the same, of those that proposals are of
-    moved: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # where proposals led theirs
+    known: dict[str, Head] = field(default_factory=dict)  # proven rev and tree of public repositories
+    held: dict[str, Head] = field(default_factory=dict)  # the same, of those that proposals are of
+    moved: dict[str, Head] = field(default_factory=dict)  # where proposals led theirs
     snapshot_revs: dict[str, str] = field(default_factory=dict)
     settled: list[Proposal] = field(default_factory=list)  # proposals that were applied or had nothing to add
     waiting: list[Undecided] = field(default_factory=list)

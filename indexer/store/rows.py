@@ -12,7 +12,7 @@ import asyncpg
 
 from indexer.batch import Key, Order, key_of, order_of
 from indexer.model import AGENT, COMPILED_PROMPT, CONVERSATION, Change, Reason
-from indexer.store.context import Context, Share, by_table, did_of, key_in, short_key
+from indexer.store.context import NOTHING, Context, Head, Share, by_table, did_of, key_in, short_key
 from indexer.store.statements import FACTS, table_of
 
 
@@ -24,9 +24,9 @@ class LocksMissedError(Exception):
         self.dids = dids
 
 
-def require_locks(context: Context, prompts: Iterable[asyncpg.Record]) -> None:
-    """Raise LocksMissedError unless the accounts of the agents that these prompts name are locked."""
-    if missed := {did_of(row["agent_uri"]) for row in prompts if row["agent_uri"]} - context.locked:
+def require_locks(context: Context, rows: Iterable[asyncpg.Record]) -> None:
+    """Raise LocksMissedError unless the accounts of the agents that prompts among these rows name are locked."""
+    if missed := {did_of(row["agent_uri"]) for row in rows if row["agent_uri"]} - context.locked:
         raise LocksMissedError(missed)
 
 
@@ -39,7 +39,7 @@ async def read_states(context: Context, dids: Iterable[str]) -> None:
             context.before[repo] = Share(row["records"], row["bytes"], row["marks"])
             context.after[repo] = replace(context.before[repo])
         if row["space"] == "":
-            context.known[row["did"]] = row["rev"], row["data_cid"]
+            context.known[row["did"]] = Head(row["rev"], row["data_cid"])
             context.snapshot_revs[row["did"]] = row["snapshot_rev"]
 
 
@@ -51,7 +51,7 @@ async def read_rows(context: Context) -> None:
                 context.tombstones[key_in(row)] = Order(row["rev"], row["proven"])
             else:
                 context.kept[key_in(row)] = row
-    require_locks(context, (row for key, row in context.kept.items() if key.collection == COMPILED_PROMPT))
+    require_locks(context, context.kept.values())
 
 
 async def delete(context: Context) -> None:
@@ -118,7 +118,7 @@ async def put(context: Context) -> dict[Key, asyncpg.Record]:
             context.applied.rows[key.collection] += 1
             if key.collection == AGENT:
                 context.agents.add(row["uri"])
-    require_locks(context, (row for key, row in written.items() if key.collection == COMPILED_PROMPT))
+    require_locks(context, written.values())
     return written
 
 
@@ -179,8 +179,8 @@ async def write_repos(context: Context) -> None:
     rows = []
     for did, space in context.after.keys() | {(did, "") for did in context.moved}:
         before, share = context.before.get((did, space), Share()), context.after[did, space]
-        head = context.moved.get(did, ("", None)) if space == "" else ("", None)
+        head = context.moved.get(did, NOTHING) if space == "" else NOTHING
         more = share.records - before.records, share.bytes - before.bytes, share.marks - before.marks
-        if any(more) or head[0]:
+        if any(more) or head.rev:
             rows.append((did, space, *more, *head))
     await context.run("put_repos", rows)
